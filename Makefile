@@ -9,7 +9,8 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
-LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/mechanics/program.,Version=$(VERSION) Commit=$(COMMIT) Date=$(DATE))
+LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/mechanics/program.,\
+	Version=$(VERSION) Commit=$(COMMIT) Date=$(DATE))
 
 # For which machines programs and packages are built, and where to.
 ARCH ?= $(shell go env GOARCH)
@@ -18,7 +19,9 @@ BIN ?= bin
 DIST ?= dist
 # What packages are called: the version without v, or for a commit that is not a release a version before all
 # releases. Every file in them has the time of the commit.
-PACKAGE_VERSION ?= $(if $(shell [[ '$(VERSION)' =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.]+)?$$ ]] && echo yes),$(subst -,~,$(VERSION:v%=%)),0.0.0~$(shell git log -1 --format=%cd.%h --date=format:%Y%m%d%H%M%S 2>/dev/null || echo dev))
+RELEASE = $(shell [[ '$(VERSION)' =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.]+)?$$ ]] && echo yes)
+SNAPSHOT = $(shell git log -1 --format=%cd.%h --date=format:%Y%m%d%H%M%S 2>/dev/null || echo dev)
+PACKAGE_VERSION ?= $(if $(RELEASE),$(subst -,~,$(VERSION:v%=%)),0.0.0~$(SNAPSHOT))
 export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 # Where `make install` puts things, below DESTDIR.
@@ -41,9 +44,10 @@ SERVICES := $(notdir $(wildcard systemd/*.service))
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 
 # Packages whose sweeps and random tests run in part under the race detector; make race runs them whole without it.
-SAMPLED := ./internal/records ./internal/records/internal/boltfile ./internal/policies/restriction ./pkg/tracker ./internal/operator/nodeenable ./internal/gate/podsource ./internal/policies/policyd/webhook
+SAMPLED := $(addprefix ./internal/,records records/internal/boltfile policies/restriction operator/nodeenable \
+	gate/podsource policies/policyd/webhook) ./pkg/tracker
 # The same for single tests of other packages, and tests that do not run under the race detector.
-SAMPLED_TESTS := TestGateBeforeCRIO|TestDecisionsOverTheSocket|TestForwarding.*IsTransparent|TestConcurrentPullsNeverShareAResult
+SAMPLED_TESTS := TestGateBeforeCRIO|TestDecisionsOverTheSocket|TestForwarding.*IsTransparent|Test.*NeverShareAResult
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestAPodCannotGuessPasswordsByThousands|TestSchedules
 
 # The modules of this repository, each linted and kept tidy by itself.
@@ -61,7 +65,8 @@ help: ## print this list
 
 .PHONY: demo
 demo: ## show the main job on a real containerd and registry, as root; removes what it made
-	@[ "$$(id -u)" = 0 ] || { echo 'make demo: run it as root: it starts a containerd, and installs what is missing for that' >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || \
+		{ echo 'make demo: run it as root: it starts a containerd, and installs what is missing for that' >&2; exit 1; }
 	@.ci/setup demo
 	@$(MAKE) --no-print-directory build
 	cd e2e && go run ./demo
@@ -71,37 +76,40 @@ test: setup ## run every kind of test once, as root
 	@.ci/steps test race model crash e2e
 
 .PHONY: matrix
-matrix: setup build ## run the scenarios of make e2e-node on every other kubelet and runtime, those of admission on another kube-apiserver, compare signatures with cosign, and run critest directly and through pullgated, as root
-	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^(TestNode|TestOracle|TestAPIServer|TestCritest)$$' ./kubelets ./signatures ./admission ./critest
+matrix: setup build ## run scenarios on every other kubelet, runtime and kube-apiserver, cosign and critest, as root
+	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 \
+		-run '^(TestNode|TestOracle|TestAPIServer|TestCritest)$$' ./kubelets ./signatures ./admission ./critest
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds
 	go test -short -timeout 5m -exec '$(CURDIR)/.ci/in-memory' ./...
 
-# Programs with the race detector sleep for a second when they end, unless they are told not to, and many tests wait for others. make lint
-# runs go vet.
+# Programs with the race detector sleep for a second when they end, unless they are told not to, and many tests wait for
+# others. make lint runs go vet.
 .PHONY: race
 race: ## run all tests of the main module under the race detector
-	GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 go test -race -vet=off -count=1 -p 3 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
+	GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 \
+		go test -race -vet=off -count=1 -p 3 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
 	go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
 	go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^($(SAMPLED_TESTS))$$' \
 		./internal/gate ./internal/daemon ./pkg/criproxy
 
 .PHONY: model
-model: ## run a million random operations of two tenants and an operator, and check that no pod uses an image without access
+model: ## run a million random operations, and check that no pod uses an image without access
 	PULLGATE_MODEL_STEPS=1000000 go test -count=1 -timeout 10m -v -run '^TestModel$$' ./internal/gate
 
 .PHONY: nightly
-nightly: ## run a hundred million operations of the model, the long tests of the proxy, and 20,000 changed bytes of the store; takes three hours
-	PULLGATE_SCHEDULES=100000 PULLGATE_STARVATION=10m go test -count=1 -timeout 60m -v \
-		-run '^(TestSchedules|TestWaitingCallsStopNoOtherCall|TestConnectionsStopNoOtherCall|TestKubeletBesideATenantThatWaits)$$' ./pkg/criproxy
+nightly: ## run the long forms of model, proxy and store tests; takes three hours
+	PULLGATE_SCHEDULES=100000 PULLGATE_STARVATION=10m go test -count=1 -timeout 60m -v ./pkg/criproxy \
+		-run '^(TestSchedules|Test(WaitingCalls|Connections)StopNoOtherCall|TestKubeletBesideATenantThatWaits)$$'
 	PULLGATE_STARVATION=10m go test -count=1 -timeout 10m -v -run '^TestWaitingPullsDelayNoOtherPod$$' ./internal/gate
 	PULLGATE_FLIPS=20000 go test -count=1 -timeout 30m -v -run '^TestFlippedByteOfTheStoreOpensNoImage$$' ./pkg/tracker
 	@for i in {1..100}; do echo "==> nightly: make model, run $$i of 100"; $(MAKE) model; done
 
 .PHONY: crash
 crash: ## kill the daemon at every crash point and check that nothing unproved is allowed
-	go test -tags crashpoint -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' -run 'Crash|Kill' ./internal/records/... ./internal/daemon ./internal/mechanics/crashpoint
+	go test -tags crashpoint -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' -run 'Crash|Kill' \
+		./internal/records/... ./internal/daemon ./internal/mechanics/crashpoint
 
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry, kube-apiserver and kubelet, as root
@@ -110,16 +118,18 @@ e2e: build ## run built binaries against a real containerd, registry, kube-apise
 
 .PHONY: e2e-node
 e2e-node: build ## run scenarios of tenants under a real kubelet, as root; KUBELET, RUNTIME and RUN select
-	cd e2e && KUBELET='$(KUBELET)' RUNTIME='$(RUNTIME)' SCENARIO='$(RUN)' $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' ./kubelets
+	cd e2e && KUBELET='$(KUBELET)' RUNTIME='$(RUNTIME)' SCENARIO='$(RUN)' \
+		$(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' ./kubelets
 
 .PHONY: fuzz
 fuzz: ## fuzz every target for FUZZTIME (30s)
 	.ci/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build ## measure calls, the start of pullgated, and pods on a containerd, and write docs/performance, as root; PARTS selects
+bench: build ## measure calls, starts and pods on a containerd, and write docs/performance, as root; PARTS selects
 	.ci/install-debs
-	cd e2e/bench && go build -o '$(abspath $(BIN))/.bench' . && '$(abspath $(BIN))/.bench' -parts '$(PARTS)' -pullgated '$(abspath $(BIN))/pullgated' -out '$(CURDIR)/docs/performance/performance.md' $(BENCHFLAGS)
+	cd e2e/bench && go build -o '$(abspath $(BIN))/.bench' . && '$(abspath $(BIN))/.bench' -parts '$(PARTS)' \
+		-pullgated '$(abspath $(BIN))/pullgated' -out '$(CURDIR)/docs/performance/performance.md' $(BENCHFLAGS)
 
 .PHONY: benchmarks
 benchmarks: ## run the benchmarks of the packages; BENCH selects
@@ -146,16 +156,20 @@ install: build man ## install programs, documentation and units below DESTDIR; e
 	install -D -m 0644 '$(BIN)/completion/fish' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 	install -m 0755 $(PROGRAMS:%='$(BIN)/%') '$(DESTDIR)$(PREFIX)/bin/'
 	install -m 0644 systemd/*.socket '$(DESTDIR)$(UNITDIR)/'
-	for s in $(SERVICES); do sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/$$s > '$(DESTDIR)$(UNITDIR)/'$$s && chmod 0644 '$(DESTDIR)$(UNITDIR)/'$$s; done
+	for s in $(SERVICES); do \
+		sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/$$s > '$(DESTDIR)$(UNITDIR)/'$$s && \
+		chmod 0644 '$(DESTDIR)$(UNITDIR)/'$$s; done
 	install -D -m 0644 systemd/pullgate-policyd.sysusers '$(DESTDIR)$(PREFIX)/lib/sysusers.d/pullgate-policyd.conf'
 
 .PHONY: uninstall
 uninstall: ## remove what make install installed below DESTDIR; state and configuration stay
-	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') $(SERVICES:%.service='$(DESTDIR)$(UNITDIR)/%.socket') $(SERVICES:%='$(DESTDIR)$(UNITDIR)/%')
+	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') \
+		$(SERVICES:%.service='$(DESTDIR)$(UNITDIR)/%.socket') $(SERVICES:%='$(DESTDIR)$(UNITDIR)/%')
 	rm -f '$(DESTDIR)$(PREFIX)/lib/sysusers.d/pullgate-policyd.conf'
 	rm -f '$(DESTDIR)$(PREFIX)/share/man/'man*/pullgate* && rm -rf '$(DESTDIR)$(PREFIX)/share/doc/pullgate'
 	rm -f '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl' \
-		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
+		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl' \
+		'$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 
 .PHONY: package
 package: ## build .deb, .rpm and a bill of materials for ARCHES into dist/

@@ -60,6 +60,15 @@ func TestLinesHaveAtMost120Columns(t *testing.T) {
 			}
 		}
 	})
+	for _, kind := range []string{".proto", ".service", ".socket", "Makefile"} {
+		walk(t, os.DirFS(root), kind, func(name, text string) {
+			for n, line := range strings.Split(text, "\n") {
+				if long(line) {
+					t.Errorf("%s:%d: longer than 120 columns", name, n+1)
+				}
+			}
+		})
+	}
 	generated := regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 	walk(t, os.DirFS(root), ".go", func(name, text string) {
 		if generated.MatchString(text) {

@@ -6,11 +6,10 @@
 
 // The admin API of pullgated: what an operator of a node sees of pull records, and what can be corrected.
 //
-// It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as;
-// every other caller gets PERMISSION_DENIED from every call. Credentials never appear in answers, only their IDs, which are
-// keyed hashes that no other node shares. Beside the codes that each call names, every call may return
-// CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in
-// pullgated's own log.
+// It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as; every other
+// caller gets PERMISSION_DENIED from every call. Credentials never appear in answers, only their IDs, which are keyed
+// hashes that no other node shares. Beside the codes that each call names, every call may return CANCELLED,
+// DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in pullgated's own log.
 
 package adminv1
 
@@ -306,8 +305,8 @@ func (x *Pair) GetRepository() string {
 	return ""
 }
 
-// A SecretRef names the Secret of the Kubernetes API that a credential was read from. One of a proof that has a namespace
-// alone means that the runtime itself has the credential for the pods of that namespace (runtimeCredentials).
+// A SecretRef names the Secret of the Kubernetes API that a credential was read from. One of a proof that has a
+// namespace alone means that the runtime itself has the credential for the pods of that namespace (runtimeCredentials).
 type SecretRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The UID of the Secret.
@@ -453,8 +452,8 @@ type Proof struct {
 	// When it has to be renewed; absent if never. It is valid for registryUnavailableGrace longer while the registry
 	// cannot be asked.
 	Expires *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires,proto3" json:"expires,omitempty"`
-	// The IDs of the credentials that its Secret contained before, if no registry has confirmed it since the Secret changed. It
-	// then counts for that Secret alone, and a revocation of one of these ends it.
+	// The IDs of the credentials that its Secret contained before, if no registry has confirmed it since the Secret
+	// changed. It then counts for that Secret alone, and a revocation of one of these ends it.
 	RotatedFrom   []string `protobuf:"bytes,8,rep,name=rotated_from,json=rotatedFrom,proto3" json:"rotated_from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -873,17 +872,18 @@ type Endorsement struct {
 	Pair *Pair `protobuf:"bytes,1,opt,name=pair,proto3" json:"pair,omitempty"`
 	// The hash of the requirement, as in SignatureRule.
 	Requirement string `protobuf:"bytes,2,opt,name=requirement,proto3" json:"requirement,omitempty"`
-	// The digest that was signed, of a manifest or an index, and that leads to the image ID; "" if the endorsement cannot be read.
+	// The digest that was signed, of a manifest or an index, and that leads to the image ID; "" if the endorsement cannot
+	// be read.
 	Digest string `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	// The keys and identities that signed it, at most 16.
 	Signers []string `protobuf:"bytes,4,rep,name=signers,proto3" json:"signers,omitempty"`
 	// When the signatures were verified; absent if the endorsement cannot be read. Such an endorsement does not count.
 	Verified *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=verified,proto3" json:"verified,omitempty"`
-	// When they have to be verified again; absent if never. It counts for registryUnavailableGrace longer while the registry cannot
-	// be asked.
+	// When they have to be verified again; absent if never. It counts for registryUnavailableGrace longer while the
+	// registry cannot be asked.
 	Expires *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
-	// The rules of the policies in use that have this requirement, as "policy" or "policy, rule name". Without one the endorsement
-	// has no effect, until a policy has the requirement again.
+	// The rules of the policies in use that have this requirement, as "policy" or "policy, rule name". Without one the
+	// endorsement has no effect, until a policy has the requirement again.
 	Rules []string `protobuf:"bytes,7,rep,name=rules,proto3" json:"rules,omitempty"`
 	// The attestations that count for the requirement, at most 16.
 	Attestations  []*Attestation `protobuf:"bytes,8,rep,name=attestations,proto3" json:"attestations,omitempty"`
@@ -2370,11 +2370,11 @@ type ExplainRequest struct {
 	//	*ExplainRequest_Pod
 	//	*ExplainRequest_Namespace
 	Who isExplainRequest_Who `protobuf_oneof:"who"`
-	// The container of the pod that policies are compared with; "": each that the pod source has with this image, or without one a
-	// container of which nothing else is known.
+	// The container of the pod that policies are compared with; "": each that the pod source has with this image, or
+	// without one a container of which nothing else is known.
 	Container string `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
-	// Whether image review backends are asked, over the network. Without it, a container that they would review is not known to be
-	// admitted.
+	// Whether image review backends are asked, over the network. Without it, a container that they would review is not
+	// known to be admitted.
 	Ask           bool `protobuf:"varint,5,opt,name=ask,proto3" json:"ask,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2489,19 +2489,19 @@ type ExplainResponse struct {
 	Pod *PodRef `protobuf:"bytes,5,opt,name=pod,proto3" json:"pod,omitempty"`
 	// What the judgement rests on.
 	Evidence *Evidence `protobuf:"bytes,6,opt,name=evidence,proto3" json:"evidence,omitempty"`
-	// What pullgated makes of it at the kubelet's calls, a sentence each: what policies deny, and the outcome with Always, IfNotPresent
-	// and Never where it depends on these.
+	// What pullgated makes of it at the kubelet's calls, a sentence each: what policies deny, and the outcome with
+	// Always, IfNotPresent and Never where it depends on these.
 	Consequences []string `protobuf:"bytes,7,rep,name=consequences,proto3" json:"consequences,omitempty"`
 	// What would change the verdict or the answer of policies, a sentence each, the nearest first.
 	Remedies []string `protobuf:"bytes,8,rep,name=remedies,proto3" json:"remedies,omitempty"`
-	// What policies (admission.policies) answer at the calls that create the sandbox and the containers; empty if there are none.
-	// They are asked only about images that the pod may use.
+	// What policies (admission.policies) answer at the calls that create the sandbox and the containers; empty if there
+	// are none. They are asked only about images that the pod may use.
 	PolicyAnswers []*PolicyAnswer `protobuf:"bytes,9,rep,name=policy_answers,json=policyAnswers,proto3" json:"policy_answers,omitempty"`
-	// How many restrictions of all policies this node cannot judge; ListPolicies has them. What they answer is not in policy_answers,
-	// unless admission.unjudged is Refuse.
+	// How many restrictions of all policies this node cannot judge; ListPolicies has them. What they answer is not in
+	// policy_answers, unless admission.unjudged is Refuse.
 	UnjudgedRestrictions int32 `protobuf:"varint,10,opt,name=unjudged_restrictions,json=unjudgedRestrictions,proto3" json:"unjudged_restrictions,omitempty"`
-	// Whether the pod may use the image and can start with it, in a sentence, with the policies that deny it or whose answer is not known,
-	// and shadow mode. A denial of policies comes before a missing proof.
+	// Whether the pod may use the image and can start with it, in a sentence, with the policies that deny it or whose
+	// answer is not known, and shadow mode. A denial of policies comes before a missing proof.
 	Summary       string `protobuf:"bytes,11,opt,name=summary,proto3" json:"summary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2614,8 +2614,8 @@ func (x *ExplainResponse) GetSummary() string {
 	return ""
 }
 
-// PolicyAnswer is what policies answer at one call, as far as it can be known before the kubelet makes the call: the pod source
-// shows what the kubelet will send, and without it most fields are unknown.
+// PolicyAnswer is what policies answer at one call, as far as it can be known before the kubelet makes the call: the
+// pod source shows what the kubelet will send, and without it most fields are unknown.
 type PolicyAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The call: "RunPodSandbox" or "CreateContainer".
@@ -2627,8 +2627,8 @@ type PolicyAnswer struct {
 	// Why no policy is compared: "exempt_static_pod", "exempt_namespace" or "started_before"; "" if they are.
 	Exemption string `protobuf:"bytes,4,opt,name=exemption,proto3" json:"exemption,omitempty"`
 	// The findings of the policies. One whose reason is "FIELD_UNKNOWN" names a field whose value is not known now; the
-	// container is denied if it is still unknown in the call. One whose reason is "NOT_ASKED" names an image review backend; see
-	// ExplainRequest.ask.
+	// container is denied if it is still unknown in the call. One whose reason is "NOT_ASKED" names an image review
+	// backend; see ExplainRequest.ask.
 	Findings      []*Finding `protobuf:"bytes,5,rep,name=findings,proto3" json:"findings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2985,12 +2985,14 @@ type PodImage struct {
 	Container string `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
 	// The name of the image in the pod's spec; "" if the images of the pod are not known.
 	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
-	// "runs", "needs proof", "denied by NAME" with the name of a policy, or "unknown": the image is not on the node, its name is not known,
-	// or policies depend on what only the kubelet's call or an image review backend has.
+	// "runs", "needs proof", "denied by NAME" with the name of a policy, or "unknown": the image is not on the node, its
+	// name is not known, or policies depend on what only the kubelet's call or an image review backend has.
 	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
-	// For a row that needs proof: the pull secrets of the pod for the image, "NAMESPACE/NAME". A pull shows whether the registry accepts one of them.
+	// For a row that needs proof: the pull secrets of the pod for the image, "NAMESPACE/NAME". A pull shows whether the
+	// registry accepts one of them.
 	PullSecrets []string `protobuf:"bytes,7,rep,name=pull_secrets,json=pullSecrets,proto3" json:"pull_secrets,omitempty"`
-	// For a row that needs proof: whether pull_secrets has all of them. If it has all and is empty, the pod does not start.
+	// For a row that needs proof: whether pull_secrets has all of them. If it has all and is empty, the pod does not
+	// start.
 	PullSecretsKnown bool `protobuf:"varint,8,opt,name=pull_secrets_known,json=pullSecretsKnown,proto3" json:"pull_secrets_known,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -3687,9 +3689,11 @@ type AcceptPreloadedRequest struct {
 	AllUntracked bool `protobuf:"varint,3,opt,name=all_untracked,json=allUntracked,proto3" json:"all_untracked,omitempty"`
 	// Returns what would be marked, and marks nothing.
 	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Also marks pairs that a credential proved access to and that are not open to every pod. A dry run returns them in any case.
+	// Also marks pairs that a credential proved access to and that are not open to every pod. A dry run returns them in
+	// any case.
 	IncludingProved bool `protobuf:"varint,5,opt,name=including_proved,json=includingProved,proto3" json:"including_proved,omitempty"`
-	// The confirmation of a dry run's answer: marks exactly what that answer had, or nothing. "": everything that is selected.
+	// The confirmation of a dry run's answer: marks exactly what that answer had, or nothing. "": everything that is
+	// selected.
 	Confirmation  string `protobuf:"bytes,6,opt,name=confirmation,proto3" json:"confirmation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5064,7 +5068,8 @@ type ListPoliciesResponse struct {
 	ReloadError string `protobuf:"bytes,5,opt,name=reload_error,json=reloadError,proto3" json:"reload_error,omitempty"`
 	// Whether denials are enforced (admission.enforce); false means that they are only reported.
 	Enforcing bool `protobuf:"varint,6,opt,name=enforcing,proto3" json:"enforcing,omitempty"`
-	// Whether a restricted field that this node cannot judge denies (admission.unjudged: Refuse); false means that it is ignored.
+	// Whether a restricted field that this node cannot judge denies (admission.unjudged: Refuse); false means that it is
+	// ignored.
 	RefuseUnjudged bool `protobuf:"varint,7,opt,name=refuse_unjudged,json=refuseUnjudged,proto3" json:"refuse_unjudged,omitempty"`
 	// A sentence about each policy file that is valid and may not say what is meant.
 	Warnings      []string `protobuf:"bytes,8,rep,name=warnings,proto3" json:"warnings,omitempty"`
@@ -5161,7 +5166,8 @@ func (x *ListPoliciesResponse) GetWarnings() []string {
 // Policy is one policy.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its kind: "PodRestriction"; "ImagePolicy", which is an image review backend; "ClusterPolicy" or "ClusterImagePolicy" for signatures.
+	// Its kind: "PodRestriction"; "ImagePolicy", which is an image review backend; "ClusterPolicy" or
+	// "ClusterImagePolicy" for signatures.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Its name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -5483,8 +5489,8 @@ type VerifyImageRequest struct {
 	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	// The namespace of the pod; "": the rules of all namespaces.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// The credential that the registry is asked with, if pullgate-policyd is configured to use that of a pull (credentials: Pull). It is in
-	// memory for the duration of the call, and in no answer and no log. Absent for none.
+	// The credential that the registry is asked with, if pullgate-policyd is configured to use that of a pull
+	// (credentials: Pull). It is in memory for the duration of the call, and in no answer and no log. Absent for none.
 	Credential    *RegistryLogin `protobuf:"bytes,3,opt,name=credential,proto3" json:"credential,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -5599,11 +5605,13 @@ func (x *RegistryLogin) GetPassword() string {
 // VerifyImageResponse says which rules an image meets, and which signatures it has.
 type VerifyImageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The image on the node that was verified; without an ID if the node does not have it, and the one of the registry was.
+	// The image on the node that was verified; without an ID if the node does not have it, and the one of the registry
+	// was.
 	Image *Pair `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	// The rules for the image. Empty if no rule is for it; default_rule then says what happens.
 	Rules []*VerifiedRule `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
-	// What happens to an image that no rule is for: "allow" or "deny", and the policy that says so; absent if no policy says it.
+	// What happens to an image that no rule is for: "allow" or "deny", and the policy that says so; absent if no policy
+	// says it.
 	DefaultRule *VerifiedRule `protobuf:"bytes,3,opt,name=default_rule,json=defaultRule,proto3" json:"default_rule,omitempty"`
 	// The signatures that were found.
 	Signatures    []*ImageSignature `protobuf:"bytes,4,rep,name=signatures,proto3" json:"signatures,omitempty"`

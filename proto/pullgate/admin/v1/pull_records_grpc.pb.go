@@ -6,11 +6,10 @@
 
 // The admin API of pullgated: what an operator of a node sees of pull records, and what can be corrected.
 //
-// It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as;
-// every other caller gets PERMISSION_DENIED from every call. Credentials never appear in answers, only their IDs, which are
-// keyed hashes that no other node shares. Beside the codes that each call names, every call may return
-// CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in
-// pullgated's own log.
+// It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as; every other
+// caller gets PERMISSION_DENIED from every call. Credentials never appear in answers, only their IDs, which are keyed
+// hashes that no other node shares. Beside the codes that each call names, every call may return CANCELLED,
+// DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in pullgated's own log.
 
 package adminv1
 
@@ -94,16 +93,16 @@ type PullRecordsClient interface {
 	// INVALID_ARGUMENT: no image, or neither pod nor namespace. NOT_FOUND: no such pod on this node.
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
-	// ListPods lists the images of the pods that are pending or running, by namespace, pod and container, each with what would happen if
-	// its container were created now: the judgement of Explain, as it would be enforced outside of shadow mode. It asks the runtime what
-	// the names stand for, no image review backend, and changes nothing. Without a pod source, and for static pods, the images of pods
-	// are not known.
+	// ListPods lists the images of the pods that are pending or running, by namespace, pod and container, each with what
+	// would happen if its container were created now: the judgement of Explain, as it would be enforced outside of shadow
+	// mode. It asks the runtime what the names stand for, no image review backend, and changes nothing. Without a pod
+	// source, and for static pods, the images of pods are not known.
 	//
 	// INVALID_ARGUMENT: the page token is not one. An unavailable runtime is not an error: states are then unknown.
 	ListPods(ctx context.Context, in *ListPodsRequest, opts ...grpc.CallOption) (*ListPodsResponse, error)
-	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be
-	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant matches,
-	// nothing changes, and the answer has no proofs, no closed pairs and no grants.
+	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be proved
+	// again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant
+	// matches, nothing changes, and the answer has no proofs, no closed pairs and no grants.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written;
 	// nothing was revoked, or it was and grants have not ended; revoke again.
@@ -116,12 +115,12 @@ type PullRecordsClient interface {
 	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images. It works in a distrusted
 	// store too, except with all_untracked.
 	//
-	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is
-	// on the node. FAILED_PRECONDITION: all_untracked in a distrusted store, end that first; or a pair was selected by its
-	// repository alone, and the image may have that name from a tenant, because access to it was proved under another
-	// repository (in a distrusted store: because it has another repository at all); or access to a pair was proved, and
-	// including_proved is not set. ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the
-	// runtime cannot be asked, or the store cannot be written. After an error nothing is marked.
+	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is on the node. FAILED_PRECONDITION:
+	// all_untracked in a distrusted store, end that first; or a pair was selected by its repository alone, and the image
+	// may have that name from a tenant, because access to it was proved under another repository (in a distrusted store:
+	// because it has another repository at all); or access to a pair was proved, and including_proved is not set.
+	// ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the runtime cannot be asked, or
+	// the store cannot be written. After an error nothing is marked.
 	AcceptPreloaded(ctx context.Context, in *AcceptPreloadedRequest, opts ...grpc.CallOption) (*AcceptPreloadedResponse, error)
 	// ForgetPreloaded removes marks, so that the pairs need proof from now on and are never marked again by a
 	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
@@ -135,7 +134,8 @@ type PullRecordsClient interface {
 	// FAILED_PRECONDITION: the store is not distrusted. UNAVAILABLE: the runtime cannot be asked, or the store cannot
 	// be written; nothing has changed.
 	EndDistrust(ctx context.Context, in *EndDistrustRequest, opts ...grpc.CallOption) (*EndDistrustResponse, error)
-	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need proof.
+	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need
+	// proof.
 	VerifyStore(ctx context.Context, in *VerifyStoreRequest, opts ...grpc.CallOption) (*VerifyStoreResponse, error)
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon continues. The copy contains
 	// no credential and is of use only with this node's key, which is not in it.
@@ -143,39 +143,40 @@ type PullRecordsClient interface {
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
 	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
-	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
-	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
+	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that
+	// is pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
 	//
-	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a field may
-	// bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key. After an error nothing
-	// is noted.
+	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a
+	// field may bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key.
+	// After an error nothing is noted.
 	ReportNodeCredentials(ctx context.Context, in *ReportNodeCredentialsRequest, opts ...grpc.CallOption) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would contain, whether it is configured or
-	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and the stream has their number.
+	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and
+	// the stream has their number.
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(ctx context.Context, in *WatchDecisionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDecisionsResponse], error)
-	// ListPolicies lists the policies in use (admission.policies) by kind and name: what each is bound to, and what it restricts that
-	// this node cannot judge.
+	// ListPolicies lists the policies in use (admission.policies) by kind and name: what each is bound to, and what it
+	// restricts that this node cannot judge.
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
-	// VerifyImage has the signatures of an image looked for at its registry now, and reports which rules of the policies they meet, and why.
-	// Nothing is stored: a pod that uses the image still has to pull it.
+	// VerifyImage has the signatures of an image looked for at its registry now, and reports which rules of the policies
+	// they meet, and why. Nothing is stored: a pod that uses the image still has to pull it.
 	//
-	// INVALID_ARGUMENT: no image, or a name that is not one. FAILED_PRECONDITION: no policy in use requires signatures. UNAVAILABLE:
-	// pullgate-policyd did not answer.
+	// INVALID_ARGUMENT: no image, or a name that is not one. FAILED_PRECONDITION: no policy in use requires signatures.
+	// UNAVAILABLE: pullgate-policyd did not answer.
 	VerifyImage(ctx context.Context, in *VerifyImageRequest, opts ...grpc.CallOption) (*VerifyImageResponse, error)
-	// ListEndorsements lists endorsements by image ID, repository and requirement: which signatures were verified when images were
-	// pulled.
+	// ListEndorsements lists endorsements by image ID, repository and requirement: which signatures were verified when
+	// images were pulled.
 	//
 	// INVALID_ARGUMENT: the filter or the page token is not valid.
 	ListEndorsements(ctx context.Context, in *ListEndorsementsRequest, opts ...grpc.CallOption) (*ListEndorsementsResponse, error)
-	// RevokeEndorsements deletes endorsements, on disk: their images count as absent for new pods until they were pulled and
-	// verified again. Running containers continue.
+	// RevokeEndorsements deletes endorsements, on disk: their images count as absent for new pods until they were pulled
+	// and verified again. Running containers continue.
 	//
-	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written; nothing was revoked,
-	// or all of it was; revoke again.
+	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written; nothing
+	// was revoked, or all of it was; revoke again.
 	RevokeEndorsements(ctx context.Context, in *RevokeEndorsementsRequest, opts ...grpc.CallOption) (*RevokeEndorsementsResponse, error)
 }
 
@@ -450,16 +451,16 @@ type PullRecordsServer interface {
 	// INVALID_ARGUMENT: no image, or neither pod nor namespace. NOT_FOUND: no such pod on this node.
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
-	// ListPods lists the images of the pods that are pending or running, by namespace, pod and container, each with what would happen if
-	// its container were created now: the judgement of Explain, as it would be enforced outside of shadow mode. It asks the runtime what
-	// the names stand for, no image review backend, and changes nothing. Without a pod source, and for static pods, the images of pods
-	// are not known.
+	// ListPods lists the images of the pods that are pending or running, by namespace, pod and container, each with what
+	// would happen if its container were created now: the judgement of Explain, as it would be enforced outside of shadow
+	// mode. It asks the runtime what the names stand for, no image review backend, and changes nothing. Without a pod
+	// source, and for static pods, the images of pods are not known.
 	//
 	// INVALID_ARGUMENT: the page token is not one. An unavailable runtime is not an error: states are then unknown.
 	ListPods(context.Context, *ListPodsRequest) (*ListPodsResponse, error)
-	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be
-	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant matches,
-	// nothing changes, and the answer has no proofs, no closed pairs and no grants.
+	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be proved
+	// again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant
+	// matches, nothing changes, and the answer has no proofs, no closed pairs and no grants.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written;
 	// nothing was revoked, or it was and grants have not ended; revoke again.
@@ -472,12 +473,12 @@ type PullRecordsServer interface {
 	// it is; the mark opens the pair all the same, under a policy that exempts preloaded images. It works in a distrusted
 	// store too, except with all_untracked.
 	//
-	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is
-	// on the node. FAILED_PRECONDITION: all_untracked in a distrusted store, end that first; or a pair was selected by its
-	// repository alone, and the image may have that name from a tenant, because access to it was proved under another
-	// repository (in a distrusted store: because it has another repository at all); or access to a pair was proved, and
-	// including_proved is not set. ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the
-	// runtime cannot be asked, or the store cannot be written. After an error nothing is marked.
+	// INVALID_ARGUMENT: nothing is selected. NOT_FOUND: nothing that is selected is on the node. FAILED_PRECONDITION:
+	// all_untracked in a distrusted store, end that first; or a pair was selected by its repository alone, and the image
+	// may have that name from a tenant, because access to it was proved under another repository (in a distrusted store:
+	// because it has another repository at all); or access to a pair was proved, and including_proved is not set.
+	// ABORTED: what would be marked is not what the confirmation stands for. UNAVAILABLE: the runtime cannot be asked, or
+	// the store cannot be written. After an error nothing is marked.
 	AcceptPreloaded(context.Context, *AcceptPreloadedRequest) (*AcceptPreloadedResponse, error)
 	// ForgetPreloaded removes marks, so that the pairs need proof from now on and are never marked again by a
 	// scan, and ends at once the grants that rest on the marks. A record that is open stays so: Revoke closes it.
@@ -491,7 +492,8 @@ type PullRecordsServer interface {
 	// FAILED_PRECONDITION: the store is not distrusted. UNAVAILABLE: the runtime cannot be asked, or the store cannot
 	// be written; nothing has changed.
 	EndDistrust(context.Context, *EndDistrustRequest) (*EndDistrustResponse, error)
-	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need proof.
+	// VerifyStore reads the whole store and returns what in it cannot be read. Images whose record cannot be read need
+	// proof.
 	VerifyStore(context.Context, *VerifyStoreRequest) (*VerifyStoreResponse, error)
 	// Backup sends a consistent copy of the store as it is at one moment, while the daemon continues. The copy contains
 	// no credential and is of use only with this node's key, which is not in it.
@@ -499,39 +501,40 @@ type PullRecordsServer interface {
 	// RESOURCE_EXHAUSTED: the disk of the store has no room for the copy, which is made beside it first. DATA_LOSS: the
 	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
-	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that is
-	// pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
+	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that
+	// is pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
 	//
-	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a field may
-	// bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key. After an error nothing
-	// is noted.
+	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a
+	// field may bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key.
+	// After an error nothing is noted.
 	ReportNodeCredentials(context.Context, *ReportNodeCredentialsRequest) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would contain, whether it is configured or
-	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and the stream has their number.
+	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and
+	// the stream has their number.
 	//
 	// RESOURCE_EXHAUSTED: 16 others watch.
 	WatchDecisions(*WatchDecisionsRequest, grpc.ServerStreamingServer[WatchDecisionsResponse]) error
-	// ListPolicies lists the policies in use (admission.policies) by kind and name: what each is bound to, and what it restricts that
-	// this node cannot judge.
+	// ListPolicies lists the policies in use (admission.policies) by kind and name: what each is bound to, and what it
+	// restricts that this node cannot judge.
 	//
 	// INVALID_ARGUMENT: the page token is not one.
 	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
-	// VerifyImage has the signatures of an image looked for at its registry now, and reports which rules of the policies they meet, and why.
-	// Nothing is stored: a pod that uses the image still has to pull it.
+	// VerifyImage has the signatures of an image looked for at its registry now, and reports which rules of the policies
+	// they meet, and why. Nothing is stored: a pod that uses the image still has to pull it.
 	//
-	// INVALID_ARGUMENT: no image, or a name that is not one. FAILED_PRECONDITION: no policy in use requires signatures. UNAVAILABLE:
-	// pullgate-policyd did not answer.
+	// INVALID_ARGUMENT: no image, or a name that is not one. FAILED_PRECONDITION: no policy in use requires signatures.
+	// UNAVAILABLE: pullgate-policyd did not answer.
 	VerifyImage(context.Context, *VerifyImageRequest) (*VerifyImageResponse, error)
-	// ListEndorsements lists endorsements by image ID, repository and requirement: which signatures were verified when images were
-	// pulled.
+	// ListEndorsements lists endorsements by image ID, repository and requirement: which signatures were verified when
+	// images were pulled.
 	//
 	// INVALID_ARGUMENT: the filter or the page token is not valid.
 	ListEndorsements(context.Context, *ListEndorsementsRequest) (*ListEndorsementsResponse, error)
-	// RevokeEndorsements deletes endorsements, on disk: their images count as absent for new pods until they were pulled and
-	// verified again. Running containers continue.
+	// RevokeEndorsements deletes endorsements, on disk: their images count as absent for new pods until they were pulled
+	// and verified again. Running containers continue.
 	//
-	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written; nothing was revoked,
-	// or all of it was; revoke again.
+	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written; nothing
+	// was revoked, or all of it was; revoke again.
 	RevokeEndorsements(context.Context, *RevokeEndorsementsRequest) (*RevokeEndorsementsResponse, error)
 	mustEmbedUnimplementedPullRecordsServer()
 }

@@ -6,10 +6,11 @@
 
 // The API by which pullgated asks pullgate-policyd about the images of a container.
 //
-// It is served on a Unix socket of its own, to root and to the user that pullgate-policyd runs as; every other caller gets
-// PERMISSION_DENIED from every call. Beside the codes that each call names, every call may return CANCELLED, DEADLINE_EXCEEDED,
-// UNAVAILABLE while pullgate-policyd stops, and INTERNAL, with the reason in the log of pullgate-policyd. A call that does not return
-// OK is an answer of no backend: the caller applies the failure policy of each of them.
+// It is served on a Unix socket of its own, to root and to the user that pullgate-policyd runs as; every other caller
+// gets PERMISSION_DENIED from every call. Beside the codes that each call names, every call may return CANCELLED,
+// DEADLINE_EXCEEDED, UNAVAILABLE while pullgate-policyd stops, and INTERNAL, with the reason in the log of
+// pullgate-policyd. A call that does not return OK is an answer of no backend: the caller applies the failure policy of
+// each of them.
 
 package policyv1
 
@@ -39,8 +40,8 @@ type VerifyRequest struct {
 	TrustedRoot string `protobuf:"bytes,2,opt,name=trusted_root,json=trustedRoot,proto3" json:"trusted_root,omitempty"`
 	// The image as the pod has it. It names the repository whose signatures count.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// The ID of the image on the node, which is the digest of its configuration. It is what must be signed. "" means the image that the
-	// registry has under the name for the platform of this node; nothing may be stored by such an answer.
+	// The ID of the image on the node, which is the digest of its configuration. It is what must be signed. "" means the
+	// image that the registry has under the name for the platform of this node; nothing may be stored by such an answer.
 	ImageId string `protobuf:"bytes,4,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// Digests of manifests or indexes that can lead to the image. They are hints, and prove nothing.
 	Digests []string `protobuf:"bytes,5,rep,name=digests,proto3" json:"digests,omitempty"`
@@ -293,9 +294,9 @@ type VerifyResult struct {
 	Requirement string `protobuf:"bytes,1,opt,name=requirement,proto3" json:"requirement,omitempty"`
 	// Whether the image meets it. Every other field is about why, or why not.
 	Met bool `protobuf:"varint,2,opt,name=met,proto3" json:"met,omitempty"`
-	// The case of a requirement that is not met: SIGNATURE_MISSING, ATTESTATION_MISSING, CONDITION_NOT_MET, SIGNATURE_INVALID,
-	// IDENTITY_MISMATCH, CONTENT_MISMATCH, REGISTRY_DENIED, REGISTRY_UNAVAILABLE or LIMIT_EXCEEDED. REGISTRY_UNAVAILABLE is a failure, and says nothing about the image; all others
-	// are denials.
+	// The case of a requirement that is not met: SIGNATURE_MISSING, ATTESTATION_MISSING, CONDITION_NOT_MET,
+	// SIGNATURE_INVALID, IDENTITY_MISMATCH, CONTENT_MISMATCH, REGISTRY_DENIED, REGISTRY_UNAVAILABLE or LIMIT_EXCEEDED.
+	// REGISTRY_UNAVAILABLE is a failure, and says nothing about the image; all others are denials.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// A sentence for the user of the pod.
 	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
@@ -307,8 +308,8 @@ type VerifyResult struct {
 	Attestations []*Attestation `protobuf:"bytes,7,rep,name=attestations,proto3" json:"attestations,omitempty"`
 	// When a condition of an attestation need no longer be met; absent if there is no such time.
 	Until *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=until,proto3" json:"until,omitempty"`
-	// Whether a condition depends on the time of day in a way that until does not express. The result then counts for the validity of
-	// endorsements, or for one hour.
+	// Whether a condition depends on the time of day in a way that until does not express. The result then counts for the
+	// validity of endorsements, or for one hour.
 	ReadsClock    bool `protobuf:"varint,9,opt,name=reads_clock,json=readsClock,proto3" json:"reads_clock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -565,14 +566,15 @@ func (x *FoundSignature) GetReason() string {
 // ReviewRequest is what a backend can be asked about the images of a container.
 type ReviewRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The hash of the caller's policy files. Both processes must have the same ones, or the caller would wait for backends that are not
-	// asked.
+	// The hash of the caller's policy files. Both processes must have the same ones, or the caller would wait for
+	// backends that are not asked.
 	PolicyHash string `protobuf:"bytes,1,opt,name=policy_hash,json=policyHash,proto3" json:"policy_hash,omitempty"`
 	// The namespace of the pod.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The images of containers, as the pod has them.
 	Images []string `protobuf:"bytes,3,rep,name=images,proto3" json:"images,omitempty"`
-	// The images of image volumes, as the pod has them. A backend whose file has includeImageVolumes: false is not asked about them.
+	// The images of image volumes, as the pod has them. A backend whose file has includeImageVolumes: false is not asked
+	// about them.
 	VolumeImages []string `protobuf:"bytes,4,rep,name=volume_images,json=volumeImages,proto3" json:"volume_images,omitempty"`
 	// The annotations of the pod whose key contains ".image-policy.k8s.io/". Others are ignored.
 	Annotations   map[string]string `protobuf:"bytes,5,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -650,8 +652,8 @@ type ReviewResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The hash of the policy files by which the backends were asked: that of the request.
 	PolicyHash string `protobuf:"bytes,1,opt,name=policy_hash,json=policyHash,proto3" json:"policy_hash,omitempty"`
-	// One result for each backend that applies to the namespace, and each image that it is asked about. Empty if no backend applies.
-	// The images are approved if every result is allowed.
+	// One result for each backend that applies to the namespace, and each image that it is asked about. Empty if no
+	// backend applies. The images are approved if every result is allowed.
 	Results       []*ReviewResult `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

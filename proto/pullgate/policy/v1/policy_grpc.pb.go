@@ -6,10 +6,11 @@
 
 // The API by which pullgated asks pullgate-policyd about the images of a container.
 //
-// It is served on a Unix socket of its own, to root and to the user that pullgate-policyd runs as; every other caller gets
-// PERMISSION_DENIED from every call. Beside the codes that each call names, every call may return CANCELLED, DEADLINE_EXCEEDED,
-// UNAVAILABLE while pullgate-policyd stops, and INTERNAL, with the reason in the log of pullgate-policyd. A call that does not return
-// OK is an answer of no backend: the caller applies the failure policy of each of them.
+// It is served on a Unix socket of its own, to root and to the user that pullgate-policyd runs as; every other caller
+// gets PERMISSION_DENIED from every call. Beside the codes that each call names, every call may return CANCELLED,
+// DEADLINE_EXCEEDED, UNAVAILABLE while pullgate-policyd stops, and INTERNAL, with the reason in the log of
+// pullgate-policyd. A call that does not return OK is an answer of no backend: the caller applies the failure policy of
+// each of them.
 
 package policyv1
 
@@ -36,21 +37,24 @@ const (
 //
 // Policy answers what pullgated cannot answer by itself, because it needs the network.
 //
-// No request is larger than 1 MiB. An answer has at most 64 KiB of reasons and audit annotations; what is more is left out.
+// No request is larger than 1 MiB. An answer has at most 64 KiB of reasons and audit annotations; what is more is left
+// out.
 type PolicyClient interface {
-	// Review asks the image review backends of the policy folder whether they approve images. A backend is asked about one image at a
-	// time; answers that pullgate-policyd has in its cache are not asked for again. A request without images only compares the policy
-	// files of both processes.
+	// Review asks the image review backends of the policy folder whether they approve images. A backend is asked about
+	// one image at a time; answers that pullgate-policyd has in its cache are not asked for again. A request without
+	// images only compares the policy files of both processes.
 	//
-	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
-	// policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no image reviews.
+	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has
+	// other policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no
+	// image reviews.
 	Review(ctx context.Context, in *ReviewRequest, opts ...grpc.CallOption) (*ReviewResponse, error)
-	// Verify looks for the signatures of an image at its registry, and reports which requirements of the policy files they meet. Nothing is
-	// stored; the credential is in memory for the duration of the call.
+	// Verify looks for the signatures of an image at its registry, and reports which requirements of the policy files
+	// they meet. Nothing is stored; the credential is in memory for the duration of the call.
 	//
-	// INVALID_ARGUMENT: no policy hash, no name, or a requirement that the policy files of the hash do not have. FAILED_PRECONDITION:
-	// pullgate-policyd has other policy files, or another trusted root, than the caller, also after reading them again. RESOURCE_EXHAUSTED:
-	// too many verifications at the same time. UNIMPLEMENTED: this version verifies no signatures.
+	// INVALID_ARGUMENT: no policy hash, no name, or a requirement that the policy files of the hash do not have.
+	// FAILED_PRECONDITION: pullgate-policyd has other policy files, or another trusted root, than the caller, also after
+	// reading them again. RESOURCE_EXHAUSTED: too many verifications at the same time. UNIMPLEMENTED: this version
+	// verifies no signatures.
 	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (*VerifyResponse, error)
 }
 
@@ -88,21 +92,24 @@ func (c *policyClient) Verify(ctx context.Context, in *VerifyRequest, opts ...gr
 //
 // Policy answers what pullgated cannot answer by itself, because it needs the network.
 //
-// No request is larger than 1 MiB. An answer has at most 64 KiB of reasons and audit annotations; what is more is left out.
+// No request is larger than 1 MiB. An answer has at most 64 KiB of reasons and audit annotations; what is more is left
+// out.
 type PolicyServer interface {
-	// Review asks the image review backends of the policy folder whether they approve images. A backend is asked about one image at a
-	// time; answers that pullgate-policyd has in its cache are not asked for again. A request without images only compares the policy
-	// files of both processes.
+	// Review asks the image review backends of the policy folder whether they approve images. A backend is asked about
+	// one image at a time; answers that pullgate-policyd has in its cache are not asked for again. A request without
+	// images only compares the policy files of both processes.
 	//
-	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has other
-	// policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no image reviews.
+	// INVALID_ARGUMENT: no policy hash, no namespace, or more than 256 images. FAILED_PRECONDITION: pullgate-policyd has
+	// other policy files than those of the hash, also after reading them again. UNIMPLEMENTED: this version knows no
+	// image reviews.
 	Review(context.Context, *ReviewRequest) (*ReviewResponse, error)
-	// Verify looks for the signatures of an image at its registry, and reports which requirements of the policy files they meet. Nothing is
-	// stored; the credential is in memory for the duration of the call.
+	// Verify looks for the signatures of an image at its registry, and reports which requirements of the policy files
+	// they meet. Nothing is stored; the credential is in memory for the duration of the call.
 	//
-	// INVALID_ARGUMENT: no policy hash, no name, or a requirement that the policy files of the hash do not have. FAILED_PRECONDITION:
-	// pullgate-policyd has other policy files, or another trusted root, than the caller, also after reading them again. RESOURCE_EXHAUSTED:
-	// too many verifications at the same time. UNIMPLEMENTED: this version verifies no signatures.
+	// INVALID_ARGUMENT: no policy hash, no name, or a requirement that the policy files of the hash do not have.
+	// FAILED_PRECONDITION: pullgate-policyd has other policy files, or another trusted root, than the caller, also after
+	// reading them again. RESOURCE_EXHAUSTED: too many verifications at the same time. UNIMPLEMENTED: this version
+	// verifies no signatures.
 	Verify(context.Context, *VerifyRequest) (*VerifyResponse, error)
 	mustEmbedUnimplementedPolicyServer()
 }
