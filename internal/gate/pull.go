@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -141,7 +140,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
 			g.c.Log.Error(err, "Denied a pull: failed to list the images of the runtime", p.keys()...)
-			g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
+			g.pullEnded(p, podSecrets, tracker.Verdict{}, pullError, admission.Decision{})
 			return nil, refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
 				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with "+
 					"preloaded images; see the logs of pullgated and of the runtime")
@@ -155,7 +154,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 			return g.answerFromNode(ctx, p)
 		}
 		g.c.Log.Error(err, "Denied a pull: failed to write the store of pull records", p.keys()...)
-		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
+		g.pullEnded(p, podSecrets, tracker.Verdict{}, pullError, admission.Decision{})
 		// The kubelet gives the pod the reason with which the text begins; with code Unknown it shows only the text.
 		return nil, refuse(codes.Unknown, "STORE_NOT_WRITABLE",
 			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and "+
@@ -166,19 +165,19 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	ended := g.changes.begin()
 	raw, err := c.Forward(ctx)
 	ended(err)
-	out, v := outcome.Of(err), tracker.Verdict{}
+	out, v := outcomeOf(err), tracker.Verdict{}
 	var (
 		pulled   tracker.Image
 		decision admission.Decision
 		unsigned error // the pull succeeded, and its image lacks an endorsement
 	)
-	if out == outcome.Verified {
+	if out == pullVerified {
 		crashpoint.Hit(crashpoint.Pulled)
 		v, out, pulled = g.verified(ctx, pull, p, podSecrets, raw)
 		crashpoint.Hit(crashpoint.Recorded)
-	} else if out.Definite(err) {
+	} else if out.definite(err) {
 		end := pull.Refused
-		if out == outcome.Denied {
+		if out == pullDenied {
 			end = func() error { return pull.Denied(p.present, p.cred, p.pod) }
 		}
 		g.ended(end)
@@ -200,7 +199,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	}
 	if v, ok := g.serveLocalImage(ctx, p, out, err); ok {
 		g.c.Log.Info("Pull answered with the image on the node",
-			append(p.keys(), "outcome", out.Label(), "inGrace", v.InGrace)...)
+			append(p.keys(), "outcome", out.label(), "inGrace", v.InGrace)...)
 		return g.answerFromNode(ctx, p)
 	}
 	return nil, err
@@ -223,13 +222,13 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 // verified writes the record of a successful pull. If the image ID is not known, the intent stays on disk.
 func (g *Gate) verified(
 	ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte,
-) (v tracker.Verdict, out outcome.Outcome, pulled tracker.Image) {
+) (v tracker.Verdict, out outcome, pulled tracker.Image) {
 	pulled, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
 		g.c.Metrics.PullUnresolved()
 		g.c.Log.Error(err, "Failed to record a pull, the runtime did not return the ID of the image: the image needs proof",
 			p.keys()...)
-		return tracker.Verdict{}, outcome.Error, tracker.Image{}
+		return tracker.Verdict{}, pullError, tracker.Image{}
 	}
 	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
 	if err != nil {
@@ -237,7 +236,7 @@ func (g *Gate) verified(
 			"image", p.name.String())
 	}
 	g.pods.show(p.seen, p.name)
-	return v, outcome.Verified, pulled
+	return v, pullVerified, pulled
 }
 
 // pulledImage returns the image that a pull brought. The image_ref of the answer may be a digest (before CRI 0.36), so
@@ -279,22 +278,22 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 
 // pullEnded notes the outcome of a pull. signed is what the policies about signatures say about its image.
 func (g *Gate) pullEnded(
-	p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome, signed admission.Decision,
+	p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome, signed admission.Decision,
 ) {
 	d := p.decision(v)
-	d.Secret, d.Outcome, d.Admission = holder(v, podSecrets), out.Label(), signed
+	d.Secret, d.Outcome, d.Admission = holder(v, podSecrets), out.label(), signed
 	g.note(d)
 }
 
 // countPull counts a pull of a present image, unless only an endorsement is missing. In shadow mode a pull with an
 // earlier proof is a hit: an enforcing gate would not have asked the registry.
-func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
+func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
 	switch {
 	case p.present.ID == "", p.unendorsed:
 	case g.c.Shadow && proved:
 		g.c.Metrics.Recheck(p.pullPolicy, Hit, time.Since(p.began))
 	default:
-		g.c.Metrics.Recheck(p.pullPolicy, out.Label(), time.Since(p.began))
+		g.c.Metrics.Recheck(p.pullPolicy, out.label(), time.Since(p.began))
 	}
 }
 
@@ -303,19 +302,19 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 // The error of a mirror does not show that. If it is unknown whether the pull had to reach the registry, a pod with a
 // proof must not depend on the registry, nor an exempt pod on pullgate.
 func (g *Gate) serveLocalImage(
-	ctx context.Context, p *pullCall, out outcome.Outcome, err error,
+	ctx context.Context, p *pullCall, out outcome, err error,
 ) (v tracker.Verdict, ok bool) {
-	unasked := !outcome.FromMirror(err)
+	unasked := !fromMirror(err)
 	switch {
 	case p.present.ID == "" || ctx.Err() != nil:
 		return v, false
-	case p.revalidation && out.RegistryDown():
+	case p.revalidation && out.registryDown():
 		v = g.judgePull(ctx, p, unasked)
 		return v, p.answered(v)
 	case p.exact || !p.hidden:
 		return v, false
 	}
-	if g.c.OutageFallback && out.RegistryDown() {
+	if g.c.OutageFallback && out.registryDown() {
 		v = g.judgePull(ctx, p, unasked)
 		return v, answers(v)
 	}

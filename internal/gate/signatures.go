@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -110,9 +109,9 @@ func digestsOf(name imageref.Ref, img tracker.Image) (digests []string) {
 }
 
 func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
-	out := outcome.Unavailable
+	out := pullUnavailable
 	if d.Answer == admission.Deny {
-		out = outcome.Denied
+		out = pullDenied
 	}
 	v := overruled(tracker.Verdict{}, AdmissionDenied)
 	v.Pair.ImageID = p.present.ID
