@@ -45,9 +45,8 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 		},
 		Needs:    "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace",
 		Question: "Revoke this?",
-		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: program.Hintf(
-			"check the spelling; pullgatectl images list and grants list show what is known",
-			"nothing was revoked: no proof, open image or grant matches")},
+		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: program.Hintf("check the spelling; pullgatectl images list "+
+			"and grants list show what is known", "nothing was revoked: no proof, open image or grant matches")},
 		Empty: func(r *adminv1.RevokeResponse) bool {
 			return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
 		},
@@ -69,11 +68,7 @@ well: preloaded list shows them, and preloaded forget removes their marks.`,
 
 func preloadedListCommand(c *cli.Console) *cobra.Command {
 	var request adminv1.ListPreloadedRequest
-	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List the marks of preloaded images",
-		Args:  cobra.NoArgs,
-	}
+	cmd := &cobra.Command{Use: "list", Short: "List the marks of preloaded images", Args: cobra.NoArgs}
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.Flags().StringVar(&request.ImageId, "image-id", "",
 		"only those of the image with this `ID`, or with this ID prefix")

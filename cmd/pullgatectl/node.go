@@ -129,8 +129,7 @@ func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *
 	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not "+
 		"given")
 	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{
-		"kubelet.service", "k3s.service",
-		"k3s-agent.service", "rke2-server.service", "rke2-agent.service",
+		"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service",
 	}, cobra.ShellCompDirectiveNoFileComp))
 	return s
 }
@@ -328,8 +327,7 @@ func statusFor(ctx context.Context, c *cli.Console, listen string) (status *admi
 
 func showFindings(p *cli.Page, found []doctor.Finding) {
 	colours := map[doctor.Level]cli.Colour{
-		doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad,
-		doctor.Unknown: cli.Heed,
+		doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad, doctor.Unknown: cli.Heed,
 	}
 	for _, f := range found {
 		first := fmt.Sprintf("%-8s %-14s ", f.Level, f.Check)

@@ -22,13 +22,8 @@ import (
 // storeCommand groups the commands about the store: those that call the daemon, then those for an offline store.
 func storeCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
-		storeVerifyCommand(c),
-		storeBackupCommand(c),
-		storeCheckCommand(c),
-		storeDumpCommand(c),
-		storeCompactCommand(c),
-		storeRestoreCommand(),
-	)
+		storeVerifyCommand(c), storeBackupCommand(c), storeCheckCommand(c), storeDumpCommand(c), storeCompactCommand(c),
+		storeRestoreCommand())
 }
 
 // storeRestoreCommand only refers to the manual for the restore of a backup: pullgated must not run meanwhile.
@@ -91,8 +86,7 @@ use store verify.`,
 			return err
 		}
 		answer := &adminv1.VerifyStoreResponse{
-			Values: int64(v.Values), Omitted: int64(v.Omitted),
-			Took: durationpb.New(time.Since(began)),
+			Values: int64(v.Values), Omitted: int64(v.Omitted), Took: durationpb.New(time.Since(began)),
 		}
 		for _, p := range v.Problems {
 			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})

@@ -128,8 +128,7 @@ func (s *Server) ForgetPreloaded(
 		return nil, err
 	}
 	return &adminv1.ForgetPreloadedResponse{
-		Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant),
-		StillOpen: all(gone.Open, pairTo),
+		Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant), StillOpen: all(gone.Open, pairTo),
 	}, nil
 }
 
@@ -185,7 +184,5 @@ func (s *Server) EndDistrust(
 	if !req.GetDryRun() {
 		s.c.Trusted()
 	}
-	return &adminv1.EndDistrustResponse{
-		Ended: distrustTo(&ended), Accepted: all(due, pairTo),
-	}, nil
+	return &adminv1.EndDistrustResponse{Ended: distrustTo(&ended), Accepted: all(due, pairTo)}, nil
 }

@@ -80,10 +80,7 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 	w := aNode(t)
 	for _, dryRun := range []bool{true, false} {
-		got, err := w.AcceptPreloaded(t.Context(), &acceptReq{
-			Repository: app, DryRun: dryRun,
-			IncludingProved: !dryRun,
-		})
+		got, err := w.AcceptPreloaded(t.Context(), &acceptReq{Repository: app, DryRun: dryRun, IncludingProved: !dryRun})
 		if err != nil || len(got.GetProved()) != 1 || got.GetConfirmation() == "" || len(got.GetAccepted()) != 1 ||
 			got.GetAccepted()[0].GetImageId() != id1 || w.try(aPod("bob"), app+":1").Allowed() == dryRun {
 			t.Errorf("AcceptPreloaded(dry run %v) = %v, %v", dryRun, got, err)
@@ -120,22 +117,18 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 		"beginning of an image ID": {errOf(w.Revoke(ctx, &revokeReq{ImageId: "sha256:1111111"})), invalid},
 		"no repository":            {errOf(w.Revoke(ctx, &revokeReq{Repository: "UPPER CASE"})), invalid},
 		"revoke a tag":             {errOf(w.Revoke(ctx, &revokeReq{Repository: app + ":1"})), invalid},
-		"two namespaces": {errOf(w.Revoke(ctx, &revokeReq{
-			Namespace: "a", Secret: &secretRef{Namespace: "b", Name: "c"},
-		})), invalid},
+		"two namespaces": {errOf(w.Revoke(ctx,
+			&revokeReq{Namespace: "a", Secret: &secretRef{Namespace: "b", Name: "c"}})), invalid},
 		"accept nothing":        {accept(&acceptReq{}), invalid},
 		"accept all and some":   {accept(&acceptReq{AllUntracked: true, ImageId: id1}), invalid},
 		"accept an absent tag":  {accept(&acceptReq{Repository: app + ":none"}), codes.NotFound},
 		"accept what is absent": {accept(&acceptReq{Repository: "repo.test/nothing"}), codes.NotFound},
 		"accept proved":         {accept(&acceptReq{Repository: app}), codes.FailedPrecondition},
-		"accept what was not confirmed": {accept(&acceptReq{
-			Repository: app, IncludingProved: true, Confirmation: "x",
-		}), codes.Aborted},
-		"forget nothing": {errOf(w.ForgetPreloaded(ctx, &forgetReq{})), invalid},
-		"forget a digest": {errOf(w.ForgetPreloaded(ctx,
-			&forgetReq{Repository: app + "@" + id1})), invalid},
-		"forget all and some": {errOf(w.ForgetPreloaded(ctx,
-			&forgetReq{All: true, Repository: app})), invalid},
+		"accept what was not confirmed": {accept(
+			&acceptReq{Repository: app, IncludingProved: true, Confirmation: "x"}), codes.Aborted},
+		"forget nothing":              {errOf(w.ForgetPreloaded(ctx, &forgetReq{})), invalid},
+		"forget a digest":             {errOf(w.ForgetPreloaded(ctx, &forgetReq{Repository: app + "@" + id1})), invalid},
+		"forget all and some":         {errOf(w.ForgetPreloaded(ctx, &forgetReq{All: true, Repository: app})), invalid},
 		"end distrust that has ended": {errOf(w.EndDistrust(ctx, &adminv1.EndDistrustRequest{})), codes.FailedPrecondition},
 	} {
 		if status.Code(tc.err) != tc.code || strings.Contains(status.Convert(tc.err).Message(), "tracker:") {
@@ -243,10 +236,7 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 		"signer":                {&endorsedReq{Signer: "bob"}, 2},
 		"another one of it":     {&endorsedReq{Signer: "release"}, 4},
 		"beginning of a signer": {&endorsedReq{Signer: "bo"}, 0},
-		"all fields": {&endorsedReq{
-			Repository: app, ImageId: id1, Requirement: old,
-			Signer: "bob",
-		}, 1},
+		"all fields":            {&endorsedReq{Repository: app, ImageId: id1, Requirement: old, Signer: "bob"}, 1},
 	} {
 		for _, size := range []int32{0, 1, 2} {
 			req := proto.CloneOf(tc.req)
@@ -276,8 +266,7 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 	v := &verifier{rules: []requirement.Rule{
 		{
-			Kind: "ClusterPolicy", Policy: "signed", Name: "app", Images: patterns(t, "repo.test/*"),
-			Requirement: signedBy("a"),
+			Kind: "ClusterPolicy", Policy: "signed", Name: "app", Images: patterns(t, "repo.test/*"), Requirement: signedBy("a"),
 		},
 		{Kind: "ClusterImagePolicy", Policy: "same", Images: patterns(t, "repo.test/*"), Requirement: signedBy("a")},
 		{Kind: "ClusterPolicy", Policy: "another", Images: patterns(t, "repo.test/*"), Requirement: signedBy("b")},

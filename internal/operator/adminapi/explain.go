@@ -192,8 +192,7 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 	}
 	return &adminv1.ExplainResponse{
 		Verdict: verdictTo(c.Decision), Reason: string(c.Reason), Rule: text(c.Rule()), Pair: pairTo(c.Pair),
-		Pod:      podTo(c.Pod),
-		Evidence: e, Consequences: c.Consequences(), Remedies: all(c.Remedies(), text),
+		Pod: podTo(c.Pod), Evidence: e, Consequences: c.Consequences(), Remedies: all(c.Remedies(), text),
 	}
 }
 
@@ -230,8 +229,7 @@ func (s *Server) unjudged() (n int32) {
 func policyAnswerTo(e admission.Explanation) *adminv1.PolicyAnswer {
 	a := &adminv1.PolicyAnswer{
 		Call: "CreateContainer", Container: text(e.Container), Admission: adminv1.Admission_ADMISSION_UNSPECIFIED,
-		Exemption: string(e.Exemption),
-		Findings:  all(e.Findings, findingTo),
+		Exemption: string(e.Exemption), Findings: all(e.Findings, findingTo),
 	}
 	if e.Stage == admission.StageSandbox {
 		a.Call = "RunPodSandbox"

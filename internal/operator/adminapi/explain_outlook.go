@@ -17,8 +17,7 @@ func (c explanation) Consequences() []string {
 		return all // whatever the imagePullPolicy
 	}
 	outcome := map[string]string{
-		tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(),
-		tracker.PullAlways: c.withAlways(),
+		tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(), tracker.PullAlways: c.withAlways(),
 	}
 	order := []string{tracker.PullIfNotPresent, tracker.PullNever, tracker.PullAlways}
 	if i := slices.Index(order, c.PullPolicy); i > 0 {
@@ -433,12 +432,10 @@ func (c explanation) policyRemedies() (all []string) {
 				add("Image review backend %s decides: its answer is above.", f.Policy)
 			case signatures(f):
 				add("Sign the image as policy %s requires: `pullgatectl policy verify %s --namespace %s` shows which signatures "+
-					"the registry has and why they do not count.",
-					f.Policy, c.Image.String(), cmp.Or(c.Pod.Namespace, "NAMESPACE"))
+					"the registry has and why they do not count.", f.Policy, c.Image.String(), cmp.Or(c.Pod.Namespace, "NAMESPACE"))
 			default:
 				add("Change the pod so that it meets policy %s, or change the policy: the field and what is allowed are above. "+
-					"`pullgatectl policy test` compares "+
-					"manifests with policy files.", f.Policy)
+					"`pullgatectl policy test` compares manifests with policy files.", f.Policy)
 			}
 		}
 	}

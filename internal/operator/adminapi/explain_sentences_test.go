@@ -162,14 +162,12 @@ func cases() []struct {
 			ruled(with("", 24, 0))), source("Never", true, holds...)),
 		one("proved by a rotated Secret", web, judged(policy.Proved, true,
 			record(records.Record{Proofs: []records.Proof{{
-				Credential: alice, LastProved: hour(1),
-				Secrets: []records.SecretRef{pull},
+				Credential: alice, LastProved: hour(1), Secrets: []records.SecretRef{pull},
 			}}}), provedAs(bob, tracker.Rotated)), source("mixed", true, holds...)),
 		one("proved, old kubelets", web, judged(policy.Proved, true, provedBy(bob), provedAs(bob, tracker.Valid))),
 		one("proved for its namespace by the runtime", web,
 			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{
-				Credential: alice, LastProved: hour(1),
-				Secrets: []records.SecretRef{{Namespace: "team-b"}},
+				Credential: alice, LastProved: hour(1), Secrets: []records.SecretRef{{Namespace: "team-b"}},
 			}}}), provedAs(alice, tracker.Valid)), perNamespace),
 		one("in grace", web, judged(policy.ProvedInGrace, true, provedBy(bob), provedAs(bob, tracker.InGrace),
 			ruled(with("", 24, 4)), func(e *tracker.Explanation) { e.InGrace, e.Evidence.InGrace = true, true }),
@@ -221,8 +219,7 @@ func cases() []struct {
 		one("untracked, removal in progress", web, judged(policy.Untracked, false)),
 		one("not proved, by an expired proof of another pod", web,
 			judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{
-				Credential: alice,
-				LastProved: time.Unix(0, 0),
+				Credential: alice, LastProved: time.Unix(0, 0),
 			}}}), ruled(with("", 24, 0)))),
 		one("proved by a carried-over credential", web,
 			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{
@@ -245,24 +242,20 @@ func policyCases() []struct {
 	}
 	admitted := answer(admission.StageSandbox, true, admission.Finding{Answer: admission.Admit})
 	denies := admission.Finding{
-		Validator: "restriction", Policy: "baseline", Answer: admission.Deny,
-		Reason: admission.RestrictionViolated,
+		Validator: "restriction", Policy: "baseline", Answer: admission.Deny, Reason: admission.RestrictionViolated,
 	}
 	audit := admission.Finding{
 		Validator: "restriction", Policy: "reported", Answer: admission.Deny,
 		Reason: admission.RestrictionViolated, Audit: true,
 	}
 	review := admission.Finding{
-		Validator: "review", Policy: "scanner", Answer: admission.Deny,
-		Reason: admission.ReviewDenied,
+		Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.ReviewDenied,
 	}
 	notAsked := admission.Finding{
-		Validator: "review", Policy: "scanner", Answer: admission.Deny,
-		Reason: admission.NotAsked,
+		Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.NotAsked,
 	}
 	unsigned := admission.Finding{
-		Validator: "endorsement", Policy: "signed", Answer: admission.Deny,
-		Reason: admission.SignatureMissing,
+		Validator: "endorsement", Policy: "signed", Answer: admission.Deny, Reason: admission.SignatureMissing,
 	}
 	unverified := admission.Finding{Validator: "endorsement", Policy: "signed", Reason: admission.EndorsementMissing}
 	var made []struct {
@@ -276,8 +269,7 @@ func policyCases() []struct {
 		{"proved, old kubelets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies, audit)}},
 		{"open", []admission.Explanation{admitted, answer(admission.StageContainer, true, review, denies)}},
 		{"absent", []admission.Explanation{
-			answer(admission.StageSandbox, true, denies),
-			answer(admission.StageContainer, true, denies),
+			answer(admission.StageSandbox, true, denies), answer(admission.StageContainer, true, denies),
 		}},
 		{"granted by a proof", []admission.Explanation{admitted, answer(admission.StageContainer, false, notAsked)}},
 		{"not proved, no Secrets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies)}},

@@ -36,8 +36,7 @@ func (w *world) explain(req *adminv1.ExplainRequest) *adminv1.ExplainResponse {
 
 func of(name, image string) *adminv1.ExplainRequest {
 	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &podRef{
-		Namespace: "team",
-		Name:      name,
+		Namespace: "team", Name: name,
 	}}}
 }
 
@@ -45,8 +44,7 @@ func of(name, image string) *adminv1.ExplainRequest {
 func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
 	w := newWorld(t, tracker.Options{
-		VerifyUntracked: true,
-		Rules:           tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}},
+		VerifyUntracked: true, Rules: tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}},
 	}, change...)
 	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id2, "repo.test/pre:1")} })
 	must(t, w.tracker.Sync(t.Context()))
@@ -122,8 +120,7 @@ func TestExplainJudgesByThePullPolicy(t *testing.T) {
 	w := aNode(t)
 	w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
 	err := w.store.Prove(records.Intent{}, records.Result{
-		Pair:       records.Pair{ImageID: id1, Repository: app},
-		Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute),
+		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute),
 	})
 	must(t, err)
 	for policy, want := range map[string]string{"Never": "proved_in_grace", "IfNotPresent": "proof_expired"} {
@@ -167,8 +164,7 @@ func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 		w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{skips: skips} })
 		w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
 		err := w.store.Prove(records.Intent{}, records.Result{
-			Pair:       records.Pair{ImageID: id1, Repository: app},
-			Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute),
+			Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute),
 		})
 		must(t, err)
 		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{"Always", "Never"} })
@@ -324,12 +320,10 @@ func TestExplainPolicies(t *testing.T) {
 		}
 		return []admission.Explanation{
 			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{
-				Answer:    admission.Admit,
-				Exemption: admission.StartedBefore,
+				Answer: admission.Admit, Exemption: admission.StartedBefore,
 			}},
 			{Container: "a", Certain: true, Decision: admission.Decision{
-				Answer:   admission.Deny,
-				Findings: []admission.Finding{found},
+				Answer: admission.Deny, Findings: []admission.Finding{found},
 			}},
 			{Container: "b", Decision: admission.Decision{Answer: admission.Deny}},
 		}
@@ -364,10 +358,8 @@ func TestExplainPolicies(t *testing.T) {
 	ask.Container, ask.Ask = "c", true
 	w.explain(ask)
 	w.explain(of("alice", app+":1"))
-	w.explain(&adminv1.ExplainRequest{
-		Image: "repo.test/absent:1",
-		Who:   &adminv1.ExplainRequest_Namespace{Namespace: "team"},
-	})
+	w.explain(
+		&adminv1.ExplainRequest{Image: "repo.test/absent:1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
 	if d := cmp.Diff([]question{
 		{"uid-bob", []string{"a", "b"}, id1, app + ":1", false},
 		{"uid-bob", []string{"c"}, id1, app + ":1", true},
@@ -415,8 +407,7 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.node.do(func(n *node) {
 		n.images = []tracker.Image{
-			tracker.NewImage(id2, "repo.test/pre:1"),
-			tracker.NewImage(id1, app+":1", "repo.test/other:1"),
+			tracker.NewImage(id2, "repo.test/pre:1"), tracker.NewImage(id1, app+":1", "repo.test/other:1"),
 		}
 	})
 	if err := w.tracker.Sync(t.Context()); err != nil { // marks the present images
@@ -480,19 +471,15 @@ func TestListsRefusePageTokensOfOthers(t *testing.T) {
 	token := first.GetNextPageToken()
 	images := func(r *adminv1.ListImagesRequest) error { return errOf(w.ListImages(t.Context(), r)) }
 	for name, err := range map[string]error{
-		"garbage": images(&adminv1.ListImagesRequest{PageToken: "%%%"}),
-		"another filter": images(&adminv1.ListImagesRequest{
-			PageToken: token,
-			Filter:    &imageFilter{Namespace: "team"},
-		}),
-		"another list": errOf(w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageToken: token})),
-		"pods":         errOf(w.ListPods(t.Context(), &adminv1.ListPodsRequest{PageToken: "x"})),
-		"negative":     errOf(w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: -1})),
-		"policies":     errOf(w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: -1})),
-		"no name":      errOf(w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{Repository: "UPPER CASE"})),
-		"two namespaces": images(&adminv1.ListImagesRequest{Filter: &imageFilter{
-			Namespace: "a", Secret: &secretRef{Namespace: "b"},
-		}}),
+		"garbage":        images(&adminv1.ListImagesRequest{PageToken: "%%%"}),
+		"another filter": images(&adminv1.ListImagesRequest{PageToken: token, Filter: &imageFilter{Namespace: "team"}}),
+		"another list":   errOf(w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageToken: token})),
+		"pods":           errOf(w.ListPods(t.Context(), &adminv1.ListPodsRequest{PageToken: "x"})),
+		"negative":       errOf(w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: -1})),
+		"policies":       errOf(w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: -1})),
+		"no name":        errOf(w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{Repository: "UPPER CASE"})),
+		"two namespaces": images(
+			&adminv1.ListImagesRequest{Filter: &imageFilter{Namespace: "a", Secret: &secretRef{Namespace: "b"}}}),
 	} {
 		if status.Code(err) != invalid {
 			t.Errorf("%s = %v; want InvalidArgument", name, err)
@@ -516,10 +503,8 @@ func TestListsArePagedInOrder(t *testing.T) {
 	must(t, errOf(w.store.AcceptMarks(pairsOf(25), "operator", time.Now(), false)))
 	for name, list := range map[string]func(token string) (keys []string, next string){
 		"intents": func(token string) ([]string, string) {
-			resp, err := w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{
-				PageSize: 10, PageToken: token,
-				Repository: "repo.test/lost",
-			})
+			resp, err := w.ListIntents(t.Context(),
+				&adminv1.ListIntentsRequest{PageSize: 10, PageToken: token, Repository: "repo.test/lost"})
 			must(t, err)
 			return keysOf(resp.GetIntents(), func(in *adminv1.Intent) string { return string(rune(in.GetId())) }),
 				resp.GetNextPageToken()
@@ -531,10 +516,8 @@ func TestListsArePagedInOrder(t *testing.T) {
 				resp.GetNextPageToken()
 		},
 		"grants": func(token string) ([]string, string) {
-			resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{
-				PageSize: 10, PageToken: token,
-				Pod: &podRef{Namespace: "team"},
-			})
+			resp, err := w.ListGrants(t.Context(),
+				&adminv1.ListGrantsRequest{PageSize: 10, PageToken: token, Pod: &podRef{Namespace: "team"}})
 			must(t, err)
 			return keysOf(resp.GetGrants(), func(g *adminv1.Grant) string {
 				return g.GetPod().GetUid() + g.GetPair().GetImageId()
@@ -571,13 +554,11 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 	for i := range 2 {
 		for c := range 20 {
 			r := records.Result{
-				Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)),
-				At: time.Now(),
+				Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)), At: time.Now(),
 			}
 			for s := range records.MaxSecrets {
 				r.Secrets = append(r.Secrets, records.SecretRef{
-					UID:       fmt.Sprintf("%036d", c*1000+s),
-					Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253),
+					UID: fmt.Sprintf("%036d", c*1000+s), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253),
 				})
 			}
 			must(t, w.store.Prove(records.Intent{}, r))
@@ -622,8 +603,7 @@ func (w *world) podRows(denied bool) (rows []string) {
 		must(w.t, err)
 		for _, i := range r.GetImages() {
 			rows = append(rows, strings.Join([]string{
-				i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(),
-				i.GetImage(), i.GetState(),
+				i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(), i.GetImage(), i.GetState(),
 			}, " ")+secretsOf(i))
 		}
 		if token = r.GetNextPageToken(); token == "" {
@@ -676,8 +656,7 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 			}
 			return []admission.Explanation{
 				{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{
-					Answer:    admission.Admit,
-					Exemption: admission.StartedBefore,
+					Answer: admission.Admit, Exemption: admission.StartedBefore,
 				}},
 				{
 					Container: containers[0], Certain: certain && who.Name != "eve" || !enforce,
@@ -690,8 +669,7 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 			c.Settings.Shadow = !enforce // the states are the same
 			c.Policies = func() *adminv1.ListPoliciesResponse {
 				return &adminv1.ListPoliciesResponse{
-					Enforcing: enforce,
-					Policies:  []*adminv1.Policy{{Name: "reported", Audit: true}},
+					Enforcing: enforce, Policies: []*adminv1.Policy{{Name: "reported", Audit: true}},
 				}
 			}
 		})
@@ -765,10 +743,8 @@ func TestListPodsAgreesWithExplain(t *testing.T) {
 		if i.GetImage() == "" {
 			continue
 		}
-		e := w.explain(&adminv1.ExplainRequest{
-			Image: i.GetImage(),
-			Who:   &adminv1.ExplainRequest_Pod{Pod: &podRef{Uid: i.GetUid()}},
-		})
+		e := w.explain(
+			&adminv1.ExplainRequest{Image: i.GetImage(), Who: &adminv1.ExplainRequest_Pod{Pod: &podRef{Uid: i.GetUid()}}})
 		if i.GetState() != want[e.GetVerdict()] {
 			t.Errorf("%v; explain says %v by %s", i, e.GetVerdict(), e.GetReason())
 		}

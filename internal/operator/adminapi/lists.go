@@ -184,9 +184,8 @@ func (s *Server) ListPolicies(
 		return policy.GetKind() + separator + policy.GetName()
 	}, func(_ string, policy *adminv1.Policy) (*adminv1.Policy, bool) { return policy, true })
 	return &adminv1.ListPoliciesResponse{
-		Policies: page, NextPageToken: next, Folder: in.GetFolder(), Hash: in.GetHash(),
-		ReloadError: in.GetReloadError(), Enforcing: in.GetEnforcing(), RefuseUnjudged: in.GetRefuseUnjudged(),
-		Warnings: all(in.GetWarnings(), text),
+		Policies: page, NextPageToken: next, Folder: in.GetFolder(), Hash: in.GetHash(), ReloadError: in.GetReloadError(),
+		Enforcing: in.GetEnforcing(), RefuseUnjudged: in.GetRefuseUnjudged(), Warnings: all(in.GetWarnings(), text),
 	}, err
 }
 

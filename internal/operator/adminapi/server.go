@@ -126,17 +126,12 @@ type Server struct {
 func New(c Config) *Server {
 	s := &Server{c: c, health: health.NewServer()}
 	s.stopping, s.stop = context.WithCancel(context.Background())
-	s.grpc = grpc.NewServer(
-		grpc.Creds(sockets.PeerCredentials{}),
-		grpc.InTapHandle(sockets.RootOrSelf("pullgated", "admin API")),
-		grpc.MaxRecvMsgSize(maxRequest),
-		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.WaitForHandlers(true),
+	s.grpc = grpc.NewServer(grpc.Creds(sockets.PeerCredentials{}),
+		grpc.InTapHandle(sockets.RootOrSelf("pullgated", "admin API")), grpc.MaxRecvMsgSize(maxRequest),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.WaitForHandlers(true),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.UnaryInterceptor(s.unary),
-		grpc.StreamInterceptor(s.stream),
-	)
+		grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream))
 	adminv1.RegisterPullRecordsServer(s.grpc, s)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)

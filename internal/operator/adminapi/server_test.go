@@ -233,8 +233,7 @@ func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 
 func (w *world) secretWith(password string) tracker.Secret {
 	return tracker.Secret{
-		Credential: w.id(password),
-		Ref:        records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password},
+		Credential: w.id(password), Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password},
 	}
 }
 
@@ -247,10 +246,8 @@ func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	w.t.Helper()
 	i, err := w.node.Image(w.t.Context(), name)
 	must(w.t, err)
-	return w.tracker.Check(w.t.Context(), tracker.Request{
-		Pod:  tracker.Pod{UID: pod.UID, Namespace: pod.Namespace},
-		Name: imageref.New(name), Image: i,
-	})
+	return w.tracker.Check(w.t.Context(),
+		tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: imageref.New(name), Image: i})
 }
 
 func numbered(n int) tracker.Image {
@@ -714,9 +711,8 @@ func decided(namespace, image string) decisionlog.Decision {
 		Call: "PullImage", Pod: tracker.Pod{UID: "uid", Namespace: namespace, Name: "web"}, Image: image,
 		Repository: strings.TrimSuffix(image, ":1"),
 		Verdict: tracker.Verdict{
-			Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
-			Pair:       records.Pair{ImageID: id1, Repository: app},
-			Credential: "c0ffee",
+			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
+			Pair:     records.Pair{ImageID: id1, Repository: app}, Credential: "c0ffee",
 		},
 		Secret:     records.SecretRef{UID: "u", Namespace: namespace, Name: "pull"},
 		PullPolicy: "Always", Outcome: "verified", Took: time.Second, Shadow: true,
@@ -939,15 +935,12 @@ func TestReportOf256Credentials(t *testing.T) {
 		c.NodeCredentials, c.KeyFingerprint = got, "fingerprint"
 	})
 	r := &adminv1.ReportNodeCredentialsRequest{
-		KeyFingerprint: "fingerprint",
-		Expires:        timestamppb.New(time.Now().Add(time.Hour)),
+		KeyFingerprint: "fingerprint", Expires: timestamppb.New(time.Now().Add(time.Hour)),
 	}
 	for i := range 256 {
 		r.Credentials = append(r.Credentials, &adminv1.NodeCredential{
-			CredentialId: fmt.Sprintf("%064x", i), Images: []string{
-				strings.Repeat("a", 250) + ".test",
-				strings.Repeat("b", 250) + ".test",
-			},
+			CredentialId: fmt.Sprintf("%064x", i),
+			Images:       []string{strings.Repeat("a", 250) + ".test", strings.Repeat("b", 250) + ".test"},
 		})
 	}
 	if _, err := w.ReportNodeCredentials(t.Context(), r); err != nil || len(got) != 256 {
@@ -984,8 +977,7 @@ func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (requ
 
 func signedBy(key string) *requirement.Requirement {
 	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{
-		Public: []byte(key),
-		Hash:   "sha256",
+		Public: []byte(key), Hash: "sha256",
 	}}}
 }
 
@@ -1019,8 +1011,7 @@ func TestVerifyImage(t *testing.T) {
 			},
 		},
 		result: requirement.Result{
-			Reason: requirement.IdentityMismatch, Message: "signed by someone else",
-			Digest: "sha256:2",
+			Reason: requirement.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2",
 		},
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
@@ -1059,8 +1050,7 @@ func TestVerifyImage(t *testing.T) {
 
 func TestVerifyImageRefuses(t *testing.T) {
 	signed := []requirement.Rule{{
-		Kind: "ClusterPolicy", Policy: "team", Images: patterns(t, "*"),
-		Requirement: signedBy("a"),
+		Kind: "ClusterPolicy", Policy: "team", Images: patterns(t, "*"), Requirement: signedBy("a"),
 	}}
 	for name, tc := range map[string]struct {
 		signatures adminapi.Signatures

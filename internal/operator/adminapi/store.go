@@ -113,10 +113,9 @@ func (s *Server) ReportNodeCredentials(
 		return nil, err
 	}
 	if req.GetKeyFingerprint() != s.c.KeyFingerprint {
-		return nil, status.Errorf(codes.FailedPrecondition,
-			"the IDs were made with another key than that of this pullgated; "+
-				"give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was "+
-				"replaced")
+		return nil, status.Errorf(codes.FailedPrecondition, "the IDs were made with another key than that of this "+
+			"pullgated; give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its "+
+			"node.key was replaced")
 	}
 	var added []string
 	for _, c := range req.GetCredentials() {

@@ -77,8 +77,7 @@ func (s *Server) VerifyImage(
 	for _, f := range v.Signatures {
 		answer.Signatures = append(answer.Signatures, &adminv1.ImageSignature{
 			Repository: text(f.Repository), FoundBy: text(f.FoundBy), Digest: text(f.Digest), Subject: text(f.Subject),
-			Signer: text(f.Signer),
-			Counts: f.Counts, Reason: text(f.Reason),
+			Signer: text(f.Signer), Counts: f.Counts, Reason: text(f.Reason),
 		})
 	}
 	return answer, nil

@@ -74,13 +74,10 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 		"closed":    {cli.Link{Path: closing, Limit: time.Second}, nil, "not that of the CRI"},
 		"HTTP/1":    {cli.Link{Path: http1, Limit: time.Second}, nil, "not that of the CRI"},
 		"permission denied": {cli.Link{
-			Path: "/s", Limit: time.Second,
-			Dial: dial(os.NewSyscallError("connect", syscall.EACCES)),
+			Path: "/s", Limit: time.Second, Dial: dial(os.NewSyscallError("connect", syscall.EACCES)),
 		}, syscall.EACCES, "run it as root"},
 		"connection refused": {
-			cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)},
-			syscall.ECONNREFUSED,
-			"systemctl start pullgated",
+			cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)}, syscall.ECONNREFUSED, "systemctl start pullgated",
 		},
 		"another error": {cli.Link{Path: "/s", Dial: dial(syscall.EPROTOTYPE)}, syscall.EPROTOTYPE, "--endpoint"},
 	} {
@@ -228,10 +225,8 @@ func TestMessagesAreSafeAndComplete(t *testing.T) {
 }
 
 func TestYAMLQuotesStringsOfOtherTypes(t *testing.T) {
-	out, err := cli.YAML(&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{{
-		Id: 7, Name: "registry.example/a",
-		Repository: "no",
-	}}})
+	out, err := cli.YAML(
+		&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{{Id: 7, Name: "registry.example/a", Repository: "no"}}})
 	const want = "intents:\n- id: \"7\"\n  name: registry.example/a\n  repository: \"no\"\nnextPageToken: \"\"\n"
 	if err != nil || string(out) != want {
 		t.Errorf("YAML =\n%s, %v; want\n%s", out, err, want)
@@ -338,8 +333,7 @@ func TestEmptyAnswersHaveAMessage(t *testing.T) {
 
 func TestTheSameAnswerIsTheSameText(t *testing.T) {
 	image := &adminv1.Image{
-		Untracked: []string{"b", "a", "c"},
-		Marks:     []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}},
+		Untracked: []string{"b", "a", "c"}, Marks: []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}},
 	}
 	v := cli.View{Now: time.Unix(0, 0).UTC()}
 	var first string

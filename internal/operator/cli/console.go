@@ -43,11 +43,8 @@ func System() *Console {
 		width, _, _ = term.GetSize(int(os.Stdout.Fd()))
 	}
 	return &Console{
-		width: width,
-		in:    os.Stdin, Out: os.Stdout, Err: os.Stderr,
-		inTerminal: isTerminal(os.Stdin), OutTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr),
-		getenv: os.Getenv,
-		Now:    time.Now,
+		width: width, in: os.Stdin, Out: os.Stdout, Err: os.Stderr, inTerminal: isTerminal(os.Stdin),
+		OutTerminal: isTerminal(os.Stdout), errTerminal: isTerminal(os.Stderr), getenv: os.Getenv, Now: time.Now,
 	}
 }
 

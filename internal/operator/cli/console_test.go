@@ -115,8 +115,7 @@ func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 	}{
 		"no change": {fmt.Errorf("ask: %w", context.Canceled), "interrupted"},
 		"a hint": {
-			program.Hintf("run pullgatectl node disable", "not enabled: %w", context.Canceled),
-			"not enabled: context canceled",
+			program.Hintf("run pullgatectl node disable", "not enabled: %w", context.Canceled), "not enabled: context canceled",
 		},
 	} {
 		if got := exitError(tc.err); got.Error() != tc.want || got.Code != ExitFailed {

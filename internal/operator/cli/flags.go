@@ -199,9 +199,7 @@ func expandIDs(ctx context.Context, api adminv1.PullRecordsClient, request proto
 }
 
 // expand returns the only known value of a flag with a prefix. none is the error if there is none.
-func expand(
-	ctx context.Context, api adminv1.PullRecordsClient, flag, prefix, advice, none string,
-) (string, error) {
+func expand(ctx context.Context, api adminv1.PullRecordsClient, flag, prefix, advice, none string) (string, error) {
 	all, err := ofFlags()[flag](ctx, api)
 	if err != nil {
 		return "", fmt.Errorf("--%s %w", flag, err)

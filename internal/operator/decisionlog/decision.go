@@ -145,12 +145,10 @@ func (e *entry) line(dropped uint64) ([]byte, error) {
 	d, v := e.decided, e.decided.Verdict
 	err := to.Encode(written{
 		V: Version, Time: e.at.UTC().Format(timeFormat), Call: d.Call,
-		Pod:   pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name, Static: d.Pod.Static},
-		Image: d.Image, ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(),
-		Reason:       string(v.Reason),
+		Pod: pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name, Static: d.Pod.Static}, Image: d.Image,
+		ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(), Reason: string(v.Reason),
 		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name},
-		PullPolicy: d.PullPolicy,
-		Outcome:    d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
+		PullPolicy: d.PullPolicy, Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
 		Container: d.Container, Digest: digestOf(d.Admission), PolicyHash: d.Admission.PolicyHash,
 		Policies: findingsOf(d.Admission),
 	})

@@ -251,8 +251,7 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	const repository = "registry.example/team-a/app"
 	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {
 		d := decisionlog.Decision{
-			Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome,
-			Shadow: shadow,
+			Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome, Shadow: shadow,
 		}
 		d.Verdict.Verdict = verdict
 		if pod != "" {
@@ -262,12 +261,10 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	}
 	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
 	for _, d := range []decisionlog.Decision{
-		decided("proved", repository, policy.Allow, "", false),
-		decided("refused", repository, policy.Reverify, "", false),
+		decided("proved", repository, policy.Allow, "", false), decided("refused", repository, policy.Reverify, "", false),
 		decided("pulled", repository, policy.Allow, "verified", false),
 		decided("denied", repository, policy.Reverify, "denied", false),
-		decided("other", repository+"/b", policy.Allow, "", false),
-		decided("", repository, policy.Allow, "verified", false),
+		decided("other", repository+"/b", policy.Allow, "", false), decided("", repository, policy.Allow, "verified", false),
 		decided("shadowed", repository, policy.Reverify, "", true),
 		decided("broken", repository, policy.Reverify, "error", true),
 	} {

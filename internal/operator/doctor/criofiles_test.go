@@ -65,8 +65,7 @@ func TestNamespaceCredentials(t *testing.T) {
 			"/etc/providers.d/a.yaml":            names,
 		}, []string{"/etc/providers.d/a.yaml"}},
 		"a provider of k3s": {
-			map[string]string{"/var/lib/rancher/credentialprovider/config.yaml": names},
-			[]string{"/var/lib/rancher"},
+			map[string]string{"/var/lib/rancher/credentialprovider/config.yaml": names}, []string{"/var/lib/rancher"},
 		},
 		"another provider": {map[string]string{
 			"/etc/default/kubelet": flag + "/etc/p.yaml", "/etc/p.yaml": "providers:\n# crio-credential-provider\n- name: ecr\n",
@@ -100,9 +99,7 @@ func TestSearchRegistries(t *testing.T) {
 	}{
 		"nothing": {nil, "", "", 0},
 		"one": {
-			map[string]string{conf: "unqualified-search-registries = [\"a.test\", \"b.test\"]\n"},
-			"a.test b.test",
-			conf, 0,
+			map[string]string{conf: "unqualified-search-registries = [\"a.test\", \"b.test\"]\n"}, "a.test b.test", conf, 0,
 		},
 		"overruled": {
 			map[string]string{

@@ -142,8 +142,7 @@ func (n Node) examine(ctx context.Context, c check) (found []Finding) {
 	defer func() {
 		if p := recover(); p != nil {
 			found = append(found, Finding{
-				Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p),
-				Remediation: "report this as a bug of pullgatectl",
+				Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p), Remediation: "report this as a bug of pullgatectl",
 			})
 		}
 	}()

@@ -81,8 +81,7 @@ func newNode(t *testing.T) *testNode {
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &testNode{
 		t: t, versions: map[int]string{
-			kubeletPID:    "Kubernetes v1.34.4\n",
-			containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n",
+			kubeletPID: "Kubernetes v1.34.4\n", containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n",
 		},
 		disk: disk.Stats{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
 		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
@@ -124,8 +123,7 @@ func healthy() *adminv1.GetStatusResponse {
 		Configuration: "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\n",
 		Store:         &adminv1.StoreStatus{Path: "/var/lib/pullgate/records.db", Records: 3},
 		Runtime: &adminv1.RuntimeStatus{
-			Endpoint: "unix:///run/containerd/containerd.sock", Up: true,
-			Name: "containerd", Version: "2.1.9",
+			Endpoint: "unix:///run/containerd/containerd.sock", Up: true, Name: "containerd", Version: "2.1.9",
 		},
 		PodSource: &adminv1.PodSourceStatus{Node: "node-7", Synced: true, Pods: 41},
 	}
@@ -885,10 +883,8 @@ func newCluster(t *testing.T) *cluster {
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q, "+
 		"certificate-authority-data: %s}}]\n"+
 		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n",
-		server.URL, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{
-			Type:  "CERTIFICATE",
-			Bytes: server.Certificate().Raw,
-		})))
+		server.URL, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(
+			&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
 	must(t, os.WriteFile(c.kubeconfig, []byte(text), 0o600))
 	return c
 }
@@ -1039,20 +1035,19 @@ func TestWebhookOfAService(t *testing.T) {
 		"no endpoint":          {map[string]string{service: ip, slices: nothing}, byIP, doctor.Fail, "no ready endpoint"},
 		"none is ready": {
 			map[string]string{service: ip, slices: strings.ReplaceAll(ready, "true", "false")},
-			byIP,
-			doctor.Fail, "no ready endpoint",
+			byIP, doctor.Fail,
+			"no ready endpoint",
 		},
 		"absent": {map[string]string{}, byIP, doctor.Fail, "the service does not exist"},
 		"not readable": {
-			map[string]string{service: ""},
-			byIP, doctor.Unknown,
-			"the address of the service is not known: forbidden: " + service,
+			map[string]string{service: ""}, byIP, doctor.Unknown, "the address of the service is not known: forbidden: " +
+				service,
 		},
 		"not routed here": {map[string]string{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
 		"headless, unreadable": {
 			map[string]string{service: `{"spec":{"clusterIP":"None"}}`, slices: ""},
-			byEndpoint,
-			doctor.Unknown, "the service has no cluster IP: forbidden",
+			byEndpoint, doctor.Unknown,
+			"the service has no cluster IP: forbidden",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -111,9 +111,8 @@ func (s Settings) CheckRoot(configured string) error {
 		return nil
 	}
 	return program.Hintf("set admission.kubeletRoot: "+s.Root.Value+" in pullgated's configuration, then systemctl "+
-		"reload pullgated",
-		"admission.kubeletRoot is %s, and the kubelet's --root-dir is %s (%s): every volume of a pod counts as a hostPath",
-		configured, s.Root.Value, s.Root.From)
+		"reload pullgated", "admission.kubeletRoot is %s, and the kubelet's --root-dir is %s (%s): every volume of a pod "+
+		"counts as a hostPath", configured, s.Root.Value, s.Root.From)
 }
 
 func take(to *Setting, endpoint Setting) {
@@ -225,8 +224,7 @@ type rancher struct {
 func (h Host) rancher(s service) (rancher, error) {
 	product := s.program()
 	r := rancher{
-		file: "/etc/rancher/" + product + "/config.yaml", product: product, values: map[string][]word{},
-		cli: s.words[1:],
+		file: "/etc/rancher/" + product + "/config.yaml", product: product, values: map[string][]word{}, cli: s.words[1:],
 	}
 	if named := append(values(r.cli, "c"), values(r.cli, "config")...); len(named) > 0 {
 		r.file = named[0].text

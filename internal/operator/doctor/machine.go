@@ -183,10 +183,9 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 		return unknown("check it with crictl version", "the runtime is %s %s, which is not a version that can be compared",
 			name, text)
 	case restoresUnderAnyName(v):
-		return warn("upgrade containerd, or set enable_experimental_restore_via_create = false in its configuration; leave "+
-			"allowRestores of pullgated at false",
-			"containerd %s restores containers from checkpoint images on any image of the node and under any name; pullgated "+
-				"refuses restored containers unless allowRestores is true", v)
+		return warn("upgrade containerd, or set enable_experimental_restore_via_create = false in its configuration; "+
+			"leave allowRestores of pullgated at false", "containerd %s restores containers from checkpoint images on any "+
+			"image of the node and under any name; pullgated refuses restored containers unless allowRestores is true", v)
 	case v.LessThan(version.MajorMinor(1, oldestContainerd)):
 		return fail("upgrade containerd", "containerd is version %s, older than 1.%d, the oldest that is supported", v,
 			oldestContainerd)
@@ -257,9 +256,8 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 			"namespaces"))
 	case len(found) > 0:
 		all = append(all, fail("set runtimeCredentials: perNamespace and restart pullgated; then close what was opened "+
-			"before with pullgatectl revoke --repository",
-			"%s: CRI-O pulls with credentials of a namespace, and with runtimeCredentials: none such a pull opens the image "+
-				"to every pod", strings.Join(found, "; ")))
+			"before with pullgatectl revoke --repository", "%s: CRI-O pulls with credentials of a namespace, and with "+
+			"runtimeCredentials: none such a pull opens the image to every pod", strings.Join(found, "; ")))
 	case name == crio && len(unread) == 0:
 		all = append(all, ok("CRI-O holds no credentials of namespaces"))
 	}
@@ -281,9 +279,8 @@ func (n Node) shortNames() (all []Finding) {
 	others := slices.DeleteFunc(slices.Clone(registries), func(r string) bool { return r == "docker.io" })
 	if len(others) > 0 {
 		all = append(all, warn("write the registry in the images of pods, as in "+others[0]+"/NAME:TAG, or set "+
-			"unqualified-search-registries to docker.io only",
-			"%s has CRI-O look for short names in %s: pods whose image has no registry in its name are denied, unless "+
-				"docker.io has the image", file, strings.Join(others, ", ")))
+			"unqualified-search-registries to docker.io only", "%s has CRI-O look for short names in %s: pods whose image "+
+			"has no registry in its name are denied, unless docker.io has the image", file, strings.Join(others, ", ")))
 	}
 	return all
 }

@@ -74,8 +74,7 @@ func (n Node) policyPaths() policyfiles.Paths {
 	}
 	a := n.Config.Admission
 	return policyfiles.Paths{
-		Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels),
-		TrustedRoot: rooted(a.TrustedRoot),
+		Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels), TrustedRoot: rooted(a.TrustedRoot),
 	}
 }
 
@@ -86,8 +85,7 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 		return []Finding{unknown("run it as root", "admission.policydSocket: %v", err)}
 	case err != nil:
 		return []Finding{fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it "+
-			"listens",
-			"admission.policydSocket: %v, and a policy file needs it: %s", err, without)}
+			"listens", "admission.policydSocket: %v, and a policy file needs it: %s", err, without)}
 	}
 	if a := accessOf(info); a.uid != 0 {
 		return []Finding{fail("remove it, then systemctl restart "+policydSocket,

@@ -208,8 +208,7 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 		{"review", creating, []admission.Reason{"REVIEW_DENIED", "REVIEW_UNAVAILABLE", "VALIDATOR_FAILED"}},
 		{"endorsement", metrics.AdmissionCalls(), []admission.Reason{
 			"SIGNATURE_MISSING", "SIGNATURE_INVALID", "IDENTITY_MISMATCH", "DIGEST_REQUIRED", "CONTENT_MISMATCH",
-			"FIELD_UNKNOWN",
-			"VALIDATOR_FAILED",
+			"FIELD_UNKNOWN", "VALIDATOR_FAILED",
 		}},
 	} {
 		all := []admission.Finding{{Answer: admission.Admit}}
@@ -232,10 +231,8 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 			}
 		}
 	}
-	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{{
-		Validator: "review",
-		Answer:    admission.Admit, FailedOpen: true,
-	}}})
+	m.Admission("CreateContainer",
+		admission.Decision{Findings: []admission.Finding{{Validator: "review", Answer: admission.Admit, FailedOpen: true}}})
 	for _, o := range policyclient.VerificationOutcomes() {
 		m.Verification(o)
 	}
@@ -332,17 +329,13 @@ func TestScrape(t *testing.T) {
 		`image_pull_secret_recheck_hit_bucket{pull_policy="Always",le="0.0005"} 0`,
 		`image_pull_secret_recheck_hit_bucket{pull_policy="Always",le="300"} 1`,
 		`image_pull_secret_recheck_miss_sum{outcome="verified",pull_policy="Always"} 1`,
-		`pullgate_verdicts_total{call="PullImage",reason="open",verdict="Allow"} 1`,
-		`pullgate_prechecks_hidden_total 1`,
-		`pullgate_denials_total{call="CreateContainer"} 1`,
-		`pullgate_forwarded_calls_total{code="OK",method="PullImage"} 1`,
-		`pullgate_call_duration_seconds_count{judged="true"} 1`,
-		`kubelet_imagemanager_ondisk_pulledrecords 5`, `kubelet_imagemanager_ondisk_pullintents 6`,
-		`pullgate_pull_records 5`, `pullgate_pull_intents 6`, `pullgate_preloaded_marks 7`, `pullgate_endorsements 8`,
-		`pullgate_store_bytes 8192`, `pullgate_grants 4`,
+		`pullgate_verdicts_total{call="PullImage",reason="open",verdict="Allow"} 1`, `pullgate_prechecks_hidden_total 1`,
+		`pullgate_denials_total{call="CreateContainer"} 1`, `pullgate_forwarded_calls_total{code="OK",method="PullImage"} 1`,
+		`pullgate_call_duration_seconds_count{judged="true"} 1`, `kubelet_imagemanager_ondisk_pulledrecords 5`,
+		`kubelet_imagemanager_ondisk_pullintents 6`, `pullgate_pull_records 5`, `pullgate_pull_intents 6`,
+		`pullgate_preloaded_marks 7`, `pullgate_endorsements 8`, `pullgate_store_bytes 8192`, `pullgate_grants 4`,
 		`pullgate_store_sync_seconds_count 1`, `pullgate_store_distrusted 1`, `pullgate_upstream_up 1`,
-		`pullgate_panics_total 1`,
-		`pullgate_build_info{goversion="go1.26",version="v1.2.3"} 1`,
+		`pullgate_panics_total 1`, `pullgate_build_info{goversion="go1.26",version="v1.2.3"} 1`,
 		`pullgate_config_info{mode="shadow",policies_hash="abc",policy="AlwaysVerify"} 1`, `pullgate_admission_enforcing 0`,
 		`# TYPE pullgate_verdicts_total counter`,
 	} {
@@ -355,8 +348,7 @@ func TestScrape(t *testing.T) {
 func TestChecksAreCountedAsAKubeletDoes(t *testing.T) {
 	want := map[policy.Reason]string{policy.RecordUnreadable: "error"}
 	for _, r := range []policy.Reason{
-		policy.ExemptStaticPod, policy.ExemptNamespace, policy.NeverVerify,
-		policy.Allowlisted, policy.Preloaded,
+		policy.ExemptStaticPod, policy.ExemptNamespace, policy.NeverVerify, policy.Allowlisted, policy.Preloaded,
 	} {
 		want[r] = "credentialPolicyAllowed"
 	}
@@ -446,28 +438,24 @@ func TestAdmissionCountsFindings(t *testing.T) {
 		{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true},
 		{Validator: "review", Policy: "other", Answer: admission.Deny, Reason: admission.ReviewUnavailable},
 	}})
-	m.Admission("Exec", admission.Decision{Findings: []admission.Finding{{
-		Validator: "mine", Answer: admission.Deny,
-		Reason: "MINE",
-	}}})
+	m.Admission("Exec",
+		admission.Decision{Findings: []admission.Finding{{Validator: "mine", Answer: admission.Deny, Reason: "MINE"}}})
 	m.Admission("CreateContainer", admission.Decision{Answer: admission.Admit, Exemption: admission.ExemptStaticPod})
 	text := page(m)
 	for _, want := range []string{
-		answers + `{answer="Admit",audit="false",call="CreateContainer",reason="none",validator="restriction"} 1`,
-		answers + `{answer="Deny",audit="true",call="CreateContainer",reason="FIELD_UNKNOWN",validator="restriction"} 1`,
-		answers + `{answer="Deny",audit="false",call="RestorePod",reason="RESTRICTION_VIOLATED",validator="restriction"} 0`,
+		answers + `{answer="Admit",audit="false",call="CreateContainer",reason="none",validator="restriction"} 1`, answers +
+			`{answer="Deny",audit="true",call="CreateContainer",reason="FIELD_UNKNOWN",validator="restriction"} 1`, answers +
+			`{answer="Deny",audit="false",call="RestorePod",reason="RESTRICTION_VIOLATED",validator="restriction"} 0`,
 		`pullgate_admission_answers_total{answer="Deny",audit="false",call="other",reason="other",validator="other"} 1`,
 		`pullgate_admission_seconds_bucket{validator="restriction",le="2.5e-05"} 1`,
 		`pullgate_admission_seconds_count{validator="restriction"} 1`,
 		`pullgate_admission_view_conflicts_total{field="image"} 1`,
-		`pullgate_admission_view_conflicts_total{field="other"} 1`,
-		`pullgate_admission_policies{kind="PodRestriction"} 3`,
-		`pullgate_admission_policies{kind="ImagePolicy"} 3`,
-		answers + `{answer="Deny",audit="false",call="CreateContainer",reason="REVIEW_DENIED",validator="review"} 0`,
-		answers + `{answer="Deny",audit="false",call="RestorePod",reason="REVIEW_UNAVAILABLE",validator="review"} 1`,
+		`pullgate_admission_view_conflicts_total{field="other"} 1`, `pullgate_admission_policies{kind="PodRestriction"} 3`,
+		`pullgate_admission_policies{kind="ImagePolicy"} 3`, answers +
+			`{answer="Deny",audit="false",call="CreateContainer",reason="REVIEW_DENIED",validator="review"} 0`, answers +
+			`{answer="Deny",audit="false",call="RestorePod",reason="REVIEW_UNAVAILABLE",validator="review"} 1`,
 		`pullgate_admission_seconds_count{validator="review"} 1`,
-		`pullgate_admission_failed_open_total{validator="review"} 1`,
-		"pullgate_admission_unjudged_fields 2",
+		`pullgate_admission_failed_open_total{validator="review"} 1`, "pullgate_admission_unjudged_fields 2",
 		"pullgate_admission_last_reload_success 0",
 	} {
 		if !strings.Contains(text, want+"\n") {
@@ -483,11 +471,9 @@ func TestConflictFieldsAreThoseOfAView(t *testing.T) {
 		mapping := admission.Set(map[string]string{"a": s})
 		pod := admission.Pod{
 			Labels: mapping, Annotations: mapping, ReviewAnnotations: mapping, HostNetwork: flag, HostPID: flag, HostIPC: flag,
-			ShareProcessNamespace: flag,
-			FSGroup:               number, SupplementalGroups: admission.Set([]int64{n}), Groups: admission.Set([]int64{n}),
-			TerminationGracePeriodSeconds: number,
-			ActiveDeadlineSeconds:         number, RestartPolicy: text, DNSPolicy: text, NodeSelector: mapping,
-			AutomountServiceAccountToken: flag,
+			ShareProcessNamespace: flag, FSGroup: number, SupplementalGroups: admission.Set([]int64{n}),
+			Groups: admission.Set([]int64{n}), TerminationGracePeriodSeconds: number, ActiveDeadlineSeconds: number,
+			RestartPolicy: text, DNSPolicy: text, NodeSelector: mapping, AutomountServiceAccountToken: flag,
 		}
 		volume := admission.Volume{Type: text, HostPath: text, HostPathType: text}
 		return pod, &admission.Container{
@@ -496,10 +482,8 @@ func TestConflictFieldsAreThoseOfAView(t *testing.T) {
 			RunAsNonRoot:             flag, RunAsUser: number, RunAsGroup: number, CapabilitiesAdd: admission.Set([]string{s}),
 			CapabilitiesDrop: admission.Set([]string{s}),
 			SELinux:          admission.Set(admission.SELinux{Type: s}),
-			Mounts: admission.Set([]admission.Mount{{
-				Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text,
-				Image: text,
-			}}),
+			Mounts: admission.Set(
+				[]admission.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text, Image: text}}),
 		}
 	}
 	cri, running := view(1, "a", true)

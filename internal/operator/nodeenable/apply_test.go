@@ -325,8 +325,7 @@ func TestApplyRefusesAPlanForAnotherNode(t *testing.T) {
 // If a file cannot be written, the kubelet is not restarted.
 func TestEnableWithoutADisk(t *testing.T) {
 	for _, blocked := range []string{
-		"/var/lib/pullgate/node-enable.json",
-		"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml/x",
+		"/var/lib/pullgate/node-enable.json", "/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml/x",
 	} {
 		t.Run(filepath.Base(blocked), func(t *testing.T) {
 			n := load(t, "k3s")
@@ -517,9 +516,8 @@ func TestEnableRefuses(t *testing.T) {
 				"--kubelet-arg=image-service-endpoint=unix:///run/i.sock\n")
 		}},
 		{"a later drop-in of the unit", "kubeadm-flags", func(n *node) {
-			n.put("/etc/systemd/system/kubelet.service.d/99-x.conf",
-				"[Service]\nExecStart=\nExecStart=/usr/bin/kubelet "+
-					"--container-runtime-endpoint=unix:///run/containerd/containerd.sock\n")
+			n.put("/etc/systemd/system/kubelet.service.d/99-x.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet "+
+				"--container-runtime-endpoint=unix:///run/containerd/containerd.sock\n")
 			n.reload()
 		}},
 		{"one service pointed by hand", "kubeadm-config", func(n *node) {
@@ -721,8 +719,7 @@ func TestEnableWithoutMetrics(t *testing.T) {
 		{"listening alone", head + "0000000000000000: 00000002 00000000 00010000 0001 01 65 " +
 			"/run/pullgate/cri.sock\n0000000000000000: 00000003 00000000 00000000 0001 03 67\n", false},
 		{
-			"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n",
-			false,
+			"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n", false,
 		},
 	} {
 		t.Run(tc.name, withNode("k3s", func(n *node) {

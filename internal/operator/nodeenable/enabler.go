@@ -112,9 +112,8 @@ func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusRes
 		{"metrics.listen", inForce.Metrics.Listen, file.Metrics.Listen},
 	} {
 		if v.running != v.inFile {
-			return Daemon{}, program.Hintf(
-				"systemctl restart pullgated, then try again; give --config if its configuration is another file",
-				"pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile)
+			return Daemon{}, program.Hintf("systemctl restart pullgated, then try again; give --config if its configuration "+
+				"is another file", "pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile)
 		}
 	}
 	return Daemon{inForce, enforces(status, inForce)}, nil

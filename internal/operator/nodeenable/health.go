@@ -39,10 +39,9 @@ func (s Enabler) runs(ctx context.Context, l inspection) error {
 			"%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
 	}
 	if r := n.Running; r != nil && !doctor.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
-		return program.Hintf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you "+
-			"want",
-			"the running kubelet dials %s, and after a restart it would dial %s, set by %s", r.Runtime.Value,
-			n.Configured.Runtime.Value, n.Configured.Runtime.From)
+		return program.Hintf("systemctl daemon-reload and restart "+n.Unit.Name+
+			" first, and check that this is what you want", "the running kubelet dials %s, and after a restart it would dial "+
+			"%s, set by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
 	}
 	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
 		return program.Hintf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again",

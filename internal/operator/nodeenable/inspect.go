@@ -213,9 +213,8 @@ func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error
 	case c.ConfigFile != "":
 		return edit(h, c.ConfigFile, endpoint)
 	default:
-		return change{}, program.Hintf(
-			"have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
-			"%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
+		return change{}, program.Hintf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+
+			endpoint, "%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
 	}
 }
 

@@ -158,8 +158,7 @@ func (s Enabler) enableSteps(l inspection, c change, before []byte) []Step {
 	steps = append(steps, noteStep("note in "+Journal+" what changes, so that it can be reverted", j))
 	if !bytes.Equal(before, c.content) {
 		steps = append(steps, Step{
-			Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content),
-			content: c.content, mode: 0o644,
+			Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content), content: c.content, mode: 0o644,
 		})
 	}
 	steps = append(steps, restartSteps(l.base.Unit.Name, reload)...)
@@ -223,8 +222,7 @@ func (s Enabler) back(f kept) Step {
 		return Step{Action: Remove, Text: "remove " + f.path, Path: f.path, Diff: diff(now, nil)}
 	}
 	return Step{
-		Action: Write, Text: "write " + f.path + " as it was", Path: f.path, Diff: diff(now, f.before),
-		content: f.before,
+		Action: Write, Text: "write " + f.path + " as it was", Path: f.path, Diff: diff(now, f.before), content: f.before,
 	}
 }
 
@@ -324,10 +322,8 @@ func (s Enabler) Status(ctx context.Context) (Status, error) {
 	}
 	d := l.node.Dials()
 	st := Status{
-		Unit: l.node.Unit.Name, Kind: string(l.node.Kind), State: l.node.Unit.Active,
-		Enabled: s.enabled(l),
-		Runtime: d.Runtime, Image: d.Image, Without: l.base.Configured.Runtime,
-		Files: []string{}, Wrong: s.wrong(ctx, l),
+		Unit: l.node.Unit.Name, Kind: string(l.node.Kind), State: l.node.Unit.Active, Enabled: s.enabled(l),
+		Runtime: d.Runtime, Image: d.Image, Without: l.base.Configured.Runtime, Files: []string{}, Wrong: s.wrong(ctx, l),
 	}
 	for _, f := range l.files {
 		st.Files = append(st.Files, f.path)
