@@ -14,9 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
-	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/records/offline"
@@ -26,20 +23,20 @@ import (
 
 func (n Node) configuration(context.Context) []Finding {
 	if n.ConfigErr != nil {
-		return []Finding{failed(n.ConfigErr, "correct what it names, then run pullgated --check-config",
-			"%s could not be loaded; the following checks use the defaults: %v", n.ConfigPath, n.ConfigErr)}
+		return failed(n.ConfigErr, "correct what it names, then run pullgated --check-config",
+			"%s could not be loaded; the following checks use the defaults: %v", n.ConfigPath, n.ConfigErr)
 	}
 	info, err := os.Stat(n.Path(n.ConfigPath))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{ok("%s not found: every field has its default", n.ConfigPath)}
+		return ok("%s not found: every field has its default", n.ConfigPath)
 	case err != nil:
-		return []Finding{unknown("run it as root", "%s: %v", n.ConfigPath, err)}
+		return unknown("run it as root", "%s: %v", n.ConfigPath, err)
 	}
 	if found := writable(info, n.ConfigPath); found != nil {
 		return found
 	}
-	return []Finding{ok("%s is valid, and only root can write it", n.ConfigPath)}
+	return ok("%s is valid, and only root can write it", n.ConfigPath)
 }
 
 func (n Node) daemon(context.Context) []Finding {
@@ -48,16 +45,16 @@ func (n Node) daemon(context.Context) []Finding {
 		return found
 	}
 	if s == nil && errors.Is(n.StatusErr, fs.ErrPermission) {
-		return []Finding{unknown("run it as root", "cannot connect to pullgated: permission denied: %v", n.StatusErr)}
+		return unknown("run it as root", "cannot connect to pullgated: permission denied: %v", n.StatusErr)
 	}
 	if s == nil {
-		return []Finding{fail("check systemctl status pullgated and journalctl -u pullgated; run this as root",
-			"pullgated does not respond: %v", n.StatusErr)}
+		return fail("check systemctl status pullgated and journalctl -u pullgated; run this as root",
+			"pullgated does not respond: %v", n.StatusErr)
 	}
-	all := []Finding{ok("pullgated %s answers", s.GetVersion())}
-	add := func(f Finding) { all = append(all, f) }
+	all := ok("pullgated %s answers", s.GetVersion())
+	add := func(f []Finding) { all = append(all, f...) }
 	if !s.GetEnforcing() {
-		if policyOf(s.GetConfiguration()) == string(policy.ModeNeverVerify) {
+		if s.GetPolicy() == string(policy.ModeNeverVerify) {
 			add(warn("set imagePullCredentialsVerificationPolicy to another one",
 				"the policy is NeverVerify: every pod may use every image"))
 		} else {
@@ -98,8 +95,8 @@ func (n Node) otherConfiguration() []Finding {
 		if file == filepath.Clean(n.ConfigPath) {
 			return nil
 		}
-		return []Finding{fail("pullgatectl doctor --config "+file,
-			"pullgated runs with the configuration %s, and doctor checked %s", file, n.ConfigPath)}
+		return fail("pullgatectl doctor --config "+file,
+			"pullgated runs with the configuration %s, and doctor checked %s", file, n.ConfigPath)
 	}
 	if n.Status != nil {
 		return nil // the status has no path
@@ -114,8 +111,8 @@ func (n Node) otherConfiguration() []Finding {
 			file = filepath.Join(cwd, file)
 		}
 		if filepath.Clean(file) != filepath.Clean(n.ConfigPath) {
-			return []Finding{fail("pullgatectl doctor --config "+file,
-				"%s runs with the configuration %s, and doctor checked %s", p, file, n.ConfigPath)}
+			return fail("pullgatectl doctor --config "+file,
+				"%s runs with the configuration %s, and doctor checked %s", p, file, n.ConfigPath)
 		}
 	}
 	return nil
@@ -124,16 +121,6 @@ func (n Node) otherConfiguration() []Finding {
 // defaultConfig is the file that pullgated reads without --config.
 const defaultConfig = "/etc/pullgate/config.yaml"
 
-func policyOf(configuration string) string {
-	c := struct {
-		Policy string `json:"imagePullCredentialsVerificationPolicy"`
-	}{config.Default().ImagePullCredentialsVerificationPolicy}
-	if yaml.Unmarshal([]byte(configuration), &c) != nil {
-		return ""
-	}
-	return c.Policy
-}
-
 func (n Node) recorded(ctx context.Context) []Finding {
 	path := filepath.Join(n.Config.StateDir, tracker.StoreFile)
 	var all []Finding
@@ -141,16 +128,15 @@ func (n Node) recorded(ctx context.Context) []Finding {
 		if d := s.GetDistrust(); d != nil {
 			all = append(all, warn("list the images with pullgatectl distrust end --dry-run, then end distrust, or let pods "+
 				"prove access again", "the store is distrusted since %s, no further image is marked preloaded: %s",
-				d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
+				d.GetSince().AsTime().Format(time.RFC3339), d.GetReason())...)
 		}
-		if m := s.GetMarks(); m > 0 &&
-			policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
+		if m := s.GetMarks(); m > 0 && n.Status.GetPolicy() == string(policy.ModeNeverVerifyPreloadedImages) {
 			all = append(all, warn("list them with pullgatectl preloaded list; close those that not every pod may use with "+
-				"pullgatectl preloaded forget", "%s: every pod may use an image that is marked", counted(m, "preloaded mark")))
+				"pullgatectl preloaded forget", "%s: every pod may use an image that is marked", counted(m, "preloaded mark"))...)
 		}
 		if len(all) == 0 {
 			all = append(all, ok("%s, %s, no preloaded mark that counts, not distrusted", counted(s.GetRecords(), "record"),
-				counted(s.GetIntents(), "intent")))
+				counted(s.GetIntents(), "intent"))...)
 		}
 		return all
 	}
@@ -159,21 +145,20 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	v, err := offline.Check(ctx, n.Path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{unknown("start pullgated, which creates it", "%s not found", path)}
+		return unknown("start pullgated, which creates it", "%s not found", path)
 	case errors.Is(err, offline.ErrInUse):
-		return []Finding{unknown("see the findings about the daemon", "%s is open in a pullgated that does not respond",
-			path)}
+		return unknown("see the findings about the daemon", "%s is open in a pullgated that does not respond", path)
 	case errors.Is(err, offline.ErrNewerFormat):
-		return []Finding{fail("install the version that wrote it, or move it away: every image then needs proof once",
-			"%s: %v", path, err)}
+		return fail("install the version that wrote it, or move it away: every image then needs proof once",
+			"%s: %v", path, err)
 	case err != nil:
-		return []Finding{unknown("run it as root", "%s: %v", path, err)}
+		return unknown("run it as root", "%s: %v", path, err)
 	case len(v.Problems) > 0:
-		return []Finding{fail("check the disk; for a damaged store see "+
+		return fail("check the disk; for a damaged store see "+
 			"https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s cannot be read in %s, "+
-			"the first: %s: %s", path, counted(len(v.Problems)+v.Omitted, "place"), v.Problems[0].Where, v.Problems[0].What)}
+			"the first: %s: %s", path, counted(len(v.Problems)+v.Omitted, "place"), v.Problems[0].Where, v.Problems[0].What)
 	}
-	return []Finding{ok("%s is valid, with %d values", path, v.Values)}
+	return ok("%s is valid, with %d values", path, v.Values)
 }
 
 func (n Node) state(context.Context) []Finding {
@@ -181,11 +166,11 @@ func (n Node) state(context.Context) []Finding {
 	info, err := os.Lstat(n.Path(dir))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{unknown("start pullgated, which creates it", "%s not found", dir)}
+		return unknown("start pullgated, which creates it", "%s not found", dir)
 	case err != nil:
-		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
+		return unknown("run it as root", "%s: %v", dir, err)
 	case !info.IsDir():
-		return []Finding{fail("set stateDir to a directory", "%s is not a directory", dir)}
+		return fail("set stateDir to a directory", "%s is not a directory", dir)
 	}
 	all := private(info, dir, 0o700)
 	present := map[string]bool{}
@@ -195,9 +180,9 @@ func (n Node) state(context.Context) []Finding {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
-			all = append(all, unknown("run it as root", "%s: %v", file, err))
+			all = append(all, unknown("run it as root", "%s: %v", file, err)...)
 		case !info.Mode().IsRegular():
-			all = append(all, fail("move it away", "%s is not a regular file", file))
+			all = append(all, fail("move it away", "%s is not a regular file", file)...)
 		default:
 			present[name] = true
 			all = append(all, private(info, file, 0o600)...)
@@ -205,14 +190,14 @@ func (n Node) state(context.Context) []Finding {
 	}
 	if present[tracker.StoreFile] != present[tracker.KeyFile] {
 		all = append(all, warn("restore both from one backup, or let pods prove access again",
-			"records.db or node.key is missing in %s: neither can be used without the other", dir))
+			"records.db or node.key is missing in %s: neither can be used without the other", dir)...)
 	}
 	if aside := n.glob(filepath.Join(dir, "records.db.damaged-*")); len(aside) > 0 {
 		all = append(all, warn("look at the disk; pullgatectl store dump shows what can be read of it, then delete it",
-			"a damaged store was set aside as %s", strings.Join(aside, ", ")))
+			"a damaged store was set aside as %s", strings.Join(aside, ", "))...)
 	}
 	if len(all) == 0 {
-		all = append(all, ok("%s and its files are accessible to root only", dir))
+		all = append(all, ok("%s and its files are accessible to root only", dir)...)
 	}
 	return all
 }
@@ -226,12 +211,12 @@ func socketPath(endpoint string) string {
 }
 
 func (n Node) sockets(ctx context.Context) []Finding {
-	var all []Finding
-	folders := []string{}
+	runtime := n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint))
 	if found := n.otherConfiguration(); found != nil {
-		return append(all, unknown(found[0].Remediation, "the sockets of pullgated: %s", found[0].Found),
-			n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+		return append(unknown(found[0].Remediation, "the sockets of pullgated: %s", found[0].Found), runtime...)
 	}
+	var all []Finding
+	var folders []string
 	for _, s := range []struct{ field, endpoint string }{
 		{"listen", n.Config.Listen},
 		{"admin.listen", n.Config.Admin.Listen},
@@ -248,32 +233,31 @@ func (n Node) sockets(ctx context.Context) []Finding {
 			all = append(all, writable(info, dir)...)
 		}
 	}
-	return append(all, n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+	return append(all, runtime...)
 }
 
 func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 	info, err := n.socket(path)
 	if err != nil {
-		return []Finding{failed(err, "systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v",
-			field, err)}
+		return failed(err, "systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)
 	}
 	all = private(info, path, 0o600)
 	peer, err := n.peer(ctx, path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		all = append(all, unknown("run it as root", "%s: who listens at %s: %v", field, path, err))
+		all = append(all, unknown("run it as root", "%s: who listens at %s: %v", field, path, err)...)
 	case err != nil:
-		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err))
+		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err)...)
 	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // systemd keeps it for pullgated
 		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid,
-			field), "%s: %s is served by %s", field, path, peer))
+			field), "%s: %s is served by %s", field, path, peer)...)
 	case len(all) == 0:
-		all = append(all, ok("%s: %s is served by %s", field, path, peer))
+		all = append(all, ok("%s: %s is served by %s", field, path, peer)...)
 	}
 	return all
 }
 
-func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
+func (n Node) runtimeSocket(ctx context.Context, path string) []Finding {
 	info, err := n.socket(path)
 	if err != nil {
 		return failed(err, "systemctl status containerd; compare runtimeEndpoint with where the runtime listens",

@@ -189,28 +189,28 @@ func counted[N ~int | ~uint64 | ~int64](n N, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-func ok(format string, args ...any) Finding {
-	return Finding{Level: OK, Found: fmt.Sprintf(format, args...)}
+func ok(format string, args ...any) []Finding {
+	return []Finding{{Level: OK, Found: fmt.Sprintf(format, args...)}}
 }
 
-func warn(remediation, format string, args ...any) Finding {
-	return Finding{Level: Warn, Found: fmt.Sprintf(format, args...), Remediation: remediation}
+func warn(remediation, format string, args ...any) []Finding {
+	return []Finding{{Level: Warn, Found: fmt.Sprintf(format, args...), Remediation: remediation}}
 }
 
-func fail(remediation, format string, args ...any) Finding {
-	return Finding{Level: Fail, Found: fmt.Sprintf(format, args...), Remediation: remediation}
+func fail(remediation, format string, args ...any) []Finding {
+	return []Finding{{Level: Fail, Found: fmt.Sprintf(format, args...), Remediation: remediation}}
 }
 
 // failed is fail with an error, or unknown if the error says that a permission is missing.
-func failed(err error, remediation, format string, args ...any) Finding {
+func failed(err error, remediation, format string, args ...any) []Finding {
 	if errors.Is(err, fs.ErrPermission) {
 		return unknown("run it as root", format, args...)
 	}
 	return fail(remediation, format, args...)
 }
 
-func unknown(remediation, format string, args ...any) Finding {
-	return Finding{Level: Unknown, Found: fmt.Sprintf(format, args...), Remediation: remediation}
+func unknown(remediation, format string, args ...any) []Finding {
+	return []Finding{{Level: Unknown, Found: fmt.Sprintf(format, args...), Remediation: remediation}}
 }
 
 func clockInStep() (bool, error) {
@@ -258,8 +258,8 @@ func writable(info fs.FileInfo, path string) []Finding {
 	if !disk.OthersWrite(info, 0) {
 		return nil
 	}
-	return []Finding{fail(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path),
-		"%s has %s: users other than root decide which pod may use which image", path, accessOf(info))}
+	return fail(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path),
+		"%s has %s: users other than root decide which pod may use which image", path, accessOf(info))
 }
 
 // private returns a finding if users other than root have access to the file at a path.
@@ -268,6 +268,6 @@ func private(info fs.FileInfo, path string, want fs.FileMode) []Finding {
 	if a.mode&^want == 0 && a.uid == 0 {
 		return nil
 	}
-	return []Finding{fail(fmt.Sprintf("chown root:root %s && chmod %04o %s", path, want, path),
-		"%s has %s; it must have mode %04o and belong to root", path, a, want)}
+	return fail(fmt.Sprintf("chown root:root %s && chmod %04o %s", path, want, path),
+		"%s has %s; it must have mode %04o and belong to root", path, a, want)
 }

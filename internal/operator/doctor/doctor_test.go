@@ -120,8 +120,7 @@ func newNode(t *testing.T) *testNode {
 func healthy() *adminv1.GetStatusResponse {
 	return &adminv1.GetStatusResponse{
 		Version: "v0.9.0", Enforcing: true, Started: timestamppb.New(now().Add(-time.Hour)),
-		Configuration: "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\n",
-		Store:         &adminv1.StoreStatus{Path: "/var/lib/pullgate/records.db", Records: 3},
+		Policy: "NeverVerifyPreloadedImages", Store: &adminv1.StoreStatus{Path: "/var/lib/pullgate/records.db", Records: 3},
 		Runtime: &adminv1.RuntimeStatus{
 			Endpoint: "unix:///run/containerd/containerd.sock", Up: true, Name: "containerd", Version: "2.1.9",
 		},
@@ -369,10 +368,7 @@ func TestConfiguration(t *testing.T) {
 func TestDaemon(t *testing.T) {
 	play(t, []row{
 		{"shadow mode", func(n *testNode) { n.Status.Enforcing = false }},
-		{"verifies never", func(n *testNode) {
-			n.Status.Enforcing = false
-			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: NeverVerify\n"
-		}},
+		{"verifies never", func(n *testNode) { n.Status.Enforcing, n.Status.Policy = false, "NeverVerify" }},
 		{"refused reload", func(n *testNode) {
 			n.Status.Reload = &adminv1.Reload{At: timestamppb.New(now()), Error: "listen: no"}
 		}},
@@ -387,10 +383,7 @@ func TestDaemon(t *testing.T) {
 		}},
 		{"marks", func(n *testNode) { n.Status.Store.Marks = 41 }},
 		{"one mark", func(n *testNode) { n.Status.Store.Marks = 1 }},
-		{"marks that do not count", func(n *testNode) {
-			n.Status.Store.Marks = 41
-			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: AlwaysVerify\n"
-		}},
+		{"marks that do not count", func(n *testNode) { n.Status.Store.Marks, n.Status.Policy = 41, "AlwaysVerify" }},
 	})
 }
 
@@ -598,8 +591,14 @@ func TestCRIO(t *testing.T) {
 	search := func(list string) string { return "unqualified-search-registries = [" + list + "]\n" }
 	const conf, dropIn = "/etc/containers/registries.conf", "/etc/containers/registries.conf.d/10.conf"
 	authFile := file("/etc/crio/auth/team-a-00.json", "{}")
+	const names, flag = "providers:\n- name: crio-credential-provider\n", "--image-credential-provider-config="
+	const unit, kubeadm = "/etc/systemd/system/kubelet.service.d/10.conf", "/var/lib/kubelet/kubeadm-flags.env"
+	used := func(n *testNode) { n.directory("/srv/auth/in-use", 0o700) }
+	provider := file("/etc/p.yaml", names)
+	large := file("/etc/p.yaml", strings.Repeat("x", 2<<20))
+	on := func(then ...func(*testNode)) func(*testNode) { return of("cri-o", "1.36.3", then...) }
 	play(t, []row{
-		{"no credentials of namespaces", of("cri-o", "1.36.3")},
+		{"no credentials of namespaces", on()},
 		{"1.34.4", of("cri-o", "1.34.4")},
 		{"older than tested", of("cri-o", "1.33.13")},
 		{"of no version", of("cri-o", "main")},
@@ -608,22 +607,33 @@ func TestCRIO(t *testing.T) {
 			n.process(strconv.Itoa(os.Getpid()), "crio")
 			n.versions[os.Getpid()] = "crio version 1.36.3\n"
 		})},
-		{"an auth file", of("cri-o", "1.36.3", authFile)},
-		{"an auth file, perNamespace", of("cri-o", "1.36.3", authFile, perNamespace)},
+		{"an auth file", on(authFile)},
+		{"an auth file, perNamespace", on(authFile, perNamespace)},
 		{"an auth file that containerd does not read", of("containerd", "2.1.9", authFile)},
-		{"a configured directory", of("cri-o", "1.36.3", func(n *testNode) {
-			n.file("/etc/crio/crio.conf.d/10-auth.conf", 0o600, "[crio.image]\nnamespaced_auth_dir = \"/srv/auth\"\n")
-			n.directory("/srv/auth/in-use", 0o700)
+		{"an auth file that was used", on(func(n *testNode) { n.directory("/etc/crio/auth/in-use", 0o755) })},
+		{"a configured directory", on(file("/etc/crio/crio.conf.d/10.conf", "namespaced_auth_dir = \"/srv/auth\"\n"), used)},
+		{"one that is commented out", on(file("/etc/crio/crio.conf", "# namespaced_auth_dir = \"/srv/auth\"\n"), used)},
+		{"one in the environment", on(file("/etc/sysconfig/crio", "CONTAINER_NAMESPACED_AUTH_DIR=/srv/auth\n"), used)},
+		{"one of the process", on(used, func(n *testNode) {
+			n.process("7", "crio", "/usr/bin/crio", "--namespaced-auth-dir", "/srv/auth")
 		})},
-		{"the credential provider", of("cri-o", "1.36.3", func(n *testNode) {
-			n.kubeletArgs("--container-runtime-endpoint=unix:///run/pullgate/cri.sock",
-				"--image-credential-provider-config=/etc/providers.yaml")
-			n.file("/etc/providers.yaml", 0o600, "providers:\n- name: crio-credential-provider\n")
+		{"a provider of the unit", on(file(unit, "Environment=\"ARGS="+flag+"/etc/p.yaml\"\n"), provider)},
+		{"a provider of the process", on(provider, func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint=unix:///run/pullgate/cri.sock", flag+"/etc/p.yaml")
 		})},
-		{"short names of docker.io", of("cri-o", "1.36.3", file(conf, search(`"docker.io"`)))},
-		{"short names elsewhere", of("cri-o", "1.36.3", file(conf, search(`"docker.io"`)),
+		{"a provider in a directory", on(file(kubeadm, "ARGS=\""+flag+"/etc/p.d\"\n"), file("/etc/p.d/a.yaml", names))},
+		{"a provider of k3s", on(file("/var/lib/rancher/credentialprovider/config.yaml", names))},
+		{"another provider", on(file("/etc/default/kubelet", flag+"/etc/p.yaml"),
+			file("/etc/p.yaml", "providers:\n# crio-credential-provider\n- name: ecr\n"))},
+		{"a provider file that is not there", on(file("/etc/default/kubelet", flag+"/etc/p.yaml"))},
+		{"files that cannot be read", on(remove("/etc/crio/auth"), file("/etc/crio/auth", "a file"),
+			file("/etc/default/kubelet", flag+"/etc/p.yaml"), large)},
+		{"short names, overruled", on(file(conf, search(`"a.test"`)), file("/etc/containers/registries.conf.d/2.conf",
+			"[aliases]\n"), file(dropIn, search(`"docker.io"`)))},
+		{"short names of docker.io", on(file(conf, search(`"docker.io"`)))},
+		{"short names elsewhere", on(file(conf, search(`"docker.io"`)),
 			file(dropIn, search(`"quay.io", "docker.io"`)))},
-		{"registries that cannot be read", of("cri-o", "1.36.3", file(conf, "[["))},
+		{"registries that cannot be read", on(file(conf, "[["))},
 	})
 }
 
@@ -958,37 +968,29 @@ func unchanged(*httptest.Server) {}
 func TestWebhookByURL(t *testing.T) {
 	other, err := testkit.NewAuthority("another authority")
 	must(t, err)
+	const at = "localhost:8443"
+	now := time.Time{}
 	for name, tc := range map[string]struct {
 		serve func(c *cluster)
 		level doctor.Level
 		want  string
 	}{
-		"reached": {
-			func(c *cluster) { c.serve("localhost:8443", c.authority, time.Time{}, unchanged) }, doctor.OK,
-			": reached",
-		},
-		"not served": {
-			func(*cluster) {}, doctor.Fail,
-			"no route to host: pods are admitted without it, and the node enforces",
-		},
-		"another authority": {
-			func(c *cluster) { c.serve("localhost:8443", other, time.Time{}, unchanged) }, doctor.Fail,
-			"certificate signed by unknown authority",
-		},
+		"reached":           {func(c *cluster) { c.serve(at, c.authority, now, unchanged) }, doctor.OK, ": reached"},
+		"not served":        {func(*cluster) {}, doctor.Fail, "no route to host: pods are admitted without it"},
+		"another authority": {func(c *cluster) { c.serve(at, other, now, unchanged) }, doctor.Fail, "signed by unknown authority"},
 		"expired": {func(c *cluster) {
-			c.serve("localhost:8443", c.authority, time.Now().Add(-time.Minute), unchanged)
+			c.serve(at, c.authority, time.Now().Add(-time.Minute), unchanged)
 		}, doctor.Fail, "certificate has expired"},
 		"another server": {func(c *cluster) {
-			c.serve("localhost:8443", c.authority, time.Time{},
-				func(s *httptest.Server) { s.Config.Handler = http.NotFoundHandler() })
+			c.serve(at, c.authority, now, func(s *httptest.Server) { s.Config.Handler = http.NotFoundHandler() })
 		}, doctor.Fail, "answers 404"},
 		"without TLS": {func(c *cluster) {
 			s := httptest.NewServer(http.NotFoundHandler())
 			c.Cleanup(s.Close)
-			c.hosts["localhost:8443"] = s.Listener.Addr().String()
+			c.hosts[at] = s.Listener.Addr().String()
 		}, doctor.Fail, "first record does not look like a TLS handshake"},
 		"client certificates": {func(c *cluster) {
-			c.serve("localhost:8443", c.authority, time.Time{}, func(s *httptest.Server) {
+			c.serve(at, c.authority, now, func(s *httptest.Server) {
 				s.TLS.ClientAuth, s.TLS.ClientCAs = tls.RequireAndVerifyClientCert, c.authority.Pool()
 			})
 		}, doctor.OK, "reached; it wants a client certificate"},
@@ -1015,40 +1017,27 @@ func TestWebhookOfAService(t *testing.T) {
 		nothing                  = `{"items":[]}`
 		byIP, byEndpoint, byNone = "10.96.0.9:8443", "10.1.0.2:10443", ""
 	)
+	type answers = map[string]string
+	headless := `{"spec":{"clusterIP":"None",` + ports + `}}`
+	external := `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`
+	none := strings.ReplaceAll(ready, "true", "false")
 	for name, tc := range map[string]struct {
-		answers map[string]string
+		answers answers
 		serve   string
 		level   doctor.Level
 		want    string
 	}{
-		"by the cluster IP": {map[string]string{service: ip, slices: ready}, byIP, doctor.OK, ": reached"},
-		"by an endpoint":    {map[string]string{service: ip, slices: ready}, byEndpoint, doctor.OK, ": reached"},
-		"headless": {
-			map[string]string{service: `{"spec":{"clusterIP":"None",` + ports + `}}`, slices: ready},
-			byEndpoint, doctor.OK, ": reached",
-		},
-		"another name": {
-			map[string]string{service: `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`},
-			"elsewhere.test:8443", doctor.OK, ": reached",
-		},
-		"endpoints unreadable": {map[string]string{service: ip, slices: ""}, byIP, doctor.OK, ": reached"},
-		"no endpoint":          {map[string]string{service: ip, slices: nothing}, byIP, doctor.Fail, "no ready endpoint"},
-		"none is ready": {
-			map[string]string{service: ip, slices: strings.ReplaceAll(ready, "true", "false")},
-			byIP, doctor.Fail,
-			"no ready endpoint",
-		},
-		"absent": {map[string]string{}, byIP, doctor.Fail, "the service does not exist"},
-		"not readable": {
-			map[string]string{service: ""}, byIP, doctor.Unknown, "the address of the service is not known: forbidden: " +
-				service,
-		},
-		"not routed here": {map[string]string{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
-		"headless, unreadable": {
-			map[string]string{service: `{"spec":{"clusterIP":"None"}}`, slices: ""},
-			byEndpoint, doctor.Unknown,
-			"the service has no cluster IP: forbidden",
-		},
+		"by the cluster IP":    {answers{service: ip, slices: ready}, byIP, doctor.OK, ": reached"},
+		"by an endpoint":       {answers{service: ip, slices: ready}, byEndpoint, doctor.OK, ": reached"},
+		"headless":             {answers{service: headless, slices: ready}, byEndpoint, doctor.OK, ": reached"},
+		"another name":         {answers{service: external}, "elsewhere.test:8443", doctor.OK, ": reached"},
+		"endpoints unreadable": {answers{service: ip, slices: ""}, byIP, doctor.OK, ": reached"},
+		"no endpoint":          {answers{service: ip, slices: nothing}, byIP, doctor.Fail, "no ready endpoint"},
+		"none is ready":        {answers{service: ip, slices: none}, byIP, doctor.Fail, "no ready endpoint"},
+		"absent":               {answers{}, byIP, doctor.Fail, "the service does not exist"},
+		"not readable":         {answers{service: ""}, byIP, doctor.Unknown, "is not known: forbidden: " + service},
+		"not routed here":      {answers{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
+		"headless, unreadable": {answers{service: headless, slices: ""}, byEndpoint, doctor.Unknown, "no cluster IP: forbidden"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1082,4 +1071,51 @@ func TestWebhooksThatAreNotKnown(t *testing.T) {
 	}
 	c.kubeconfig = filepath.Join(t.TempDir(), "absent")
 	c.find(doctor.Unknown, "absent: no such file")
+}
+
+// A configuration with which the unit does not start is an error before the start.
+func TestSandboxOfTheUnit(t *testing.T) {
+	type conf = config.Config
+	const own = "LoadState=loaded\nProtectSystem=strict\nProtectHome=yes\nPrivateTmp=yes\nReadWritePaths=\nBindPaths=\n" +
+		"BindReadOnlyPaths=\nStateDirectory=pullgate\nRuntimeDirectory=pullgate\nLogsDirectory=pullgate\n"
+	stateDir := func(dir string) func(*conf) { return func(c *conf) { c.StateDir = dir } }
+	logs := func(path string) func(*conf) { return func(c *conf) { c.DecisionLog.Path = path } }
+	policies := func(c *conf) { c.Admission.Policies = "/home/p" }
+	srv := stateDir("/srv/pullgate")
+	var got strings.Builder
+	for _, tc := range []struct {
+		name, unit string
+		change     func(c *conf)
+	}{
+		{"the defaults", own, func(*conf) {}},
+		{"the directory of logs", own, logs("/var/log/pullgate/d.log")},
+		{"another stateDir", own, srv},
+		{"another directory of logs", own, logs("/srv/pullgate/d.log")},
+		{"another socket", own, func(c *conf) { c.Admin.Listen = "unix:///srv/pullgate/a.sock" }},
+		{"a drop-in for it", own + "ReadWritePaths=-/srv /other\n", srv},
+		{"a mount for it", own + "BindPaths=/data:/srv/pullgate:rbind\n", srv},
+		{"a folder with a similar name", own, stateDir("/var/lib/pullgate-2")},
+		{"another unit", strings.Replace(own, "strict", "yes", 1), srv},
+		{"no unit", "LoadState=not-found\n", srv},
+		{"no systemd", "", srv},
+		{"a runtime below /tmp", own, func(c *conf) { c.RuntimeEndpoint = "unix:///tmp/c.sock" }},
+		{"a kubeconfig below /root", own, func(c *conf) { c.PodSource.Kubeconfig = "/root/k.conf" }},
+		{"policies below /home", own, policies},
+		{"policies below /home, mounted", own + "BindReadOnlyPaths=/home/p\n", policies},
+		{"state below /tmp, which is lost", own, stateDir("/tmp/pullgate")},
+	} {
+		n := doctor.Node{Config: config.Default()}
+		tc.change(&n.Config)
+		n.Command = func(context.Context, string, ...string) ([]byte, error) {
+			if tc.unit == "" {
+				return nil, errors.New("no systemd")
+			}
+			return []byte(tc.unit), nil
+		}
+		got.WriteString(tc.name + ":\n")
+		for _, f := range n.Sandbox(t.Context()) {
+			_, _ = fmt.Fprintf(&got, "  %s %s\n", f.Level, f)
+		}
+	}
+	golden(t, got.String())
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,27 +29,21 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 	}
 	next := n.judge("the kubelet of "+found.Unit.Name, found.Configured)
 	if found.Running == nil {
-		return append([]Finding{next}, n.kubeletFiles(ctx, found.Configured)...)
+		return append(next, n.kubeletFiles(ctx, found.Configured)...)
 	}
-	others := n.kubeletFiles(ctx, *found.Running)
-	now := n.judge(process{found.Process.PID, "kubelet"}.String(), *found.Running)
-	switch {
-	case now.Level == OK && next.Level == Fail:
-		next.Level = Warn
-		next.Found += ", once it is restarted"
-		return append([]Finding{now, next}, others...)
-	case now.Level == Fail && next.Level == OK:
-		return append([]Finding{now, warn("restart the kubelet; running pods continue", "%s, once it is restarted",
-			next.Found)}, others...)
+	all := n.judge(process{found.Process.PID, "kubelet"}.String(), *found.Running)
+	if all[0].Level != next[0].Level {
+		remediation := cmp.Or(next[0].Remediation, "restart the kubelet; running pods continue")
+		all = append(all, warn(remediation, "%s, once it is restarted", next[0].Found)...)
 	}
-	return append([]Finding{now}, others...)
+	return append(all, n.kubeletFiles(ctx, *found.Running)...)
 }
 
 func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
 	all := n.kubeletRoot(s)
 	if n.Stale != nil {
 		if stale, err := n.Stale(ctx, n.Host, n.Config.Listen); err == nil && stale != "" {
-			all = append(all, warn("pullgatectl node enable", "%s", stale))
+			all = append(all, warn("pullgatectl node enable", "%s", stale)...)
 		}
 	}
 	return all
@@ -56,7 +51,7 @@ func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
 
 func (n Node) kubeletRoot(s Settings) []Finding {
 	if err := s.CheckRoot(n.Config.Admission.KubeletRoot); err != nil && n.Config.Admission.Policies != "" {
-		return []Finding{fail(program.HintOf(err), "%v", err)}
+		return fail(program.HintOf(err), "%v", err)
 	}
 	return nil
 }
@@ -69,7 +64,7 @@ func (n Node) rootDirectory(ctx context.Context) []Finding {
 	if err == nil {
 		return nil
 	}
-	return []Finding{warn(program.HintOf(err), "%v", err)}
+	return warn(program.HintOf(err), "%v", err)
 }
 
 // CheckRoot returns why policies would take the volumes of pods for hostPath volumes. The kubelet of the host shows it;
@@ -91,25 +86,25 @@ func (h Host) CheckRoot(ctx context.Context, unit, root string) error {
 
 func (n Node) kubeletProcesses(why error) (all []Finding) {
 	if errors.Is(why, ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
-		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit",
-			"what the kubelet dials: %v", why)}
+		return unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit",
+			"what the kubelet dials: %v", why)
 	}
 	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
 		s, err := n.ProcessSettings(p.pid)
 		if err != nil {
-			all = append(all, unknown("check as root that the file exists and can be read", "what %s dials: %v", p, err))
+			all = append(all, unknown("check as root that the file exists and can be read", "what %s dials: %v", p, err)...)
 			continue
 		}
-		all = append(append(all, n.judge(p.String(), s)), n.kubeletRoot(s)...)
+		all = slices.Concat(all, n.judge(p.String(), s), n.kubeletRoot(s))
 	}
 	if len(all) == 0 {
 		all = append(all, unknown("run it on the node, as root, with the kubelet running",
-			"what the kubelet dials: no kubelet process found: %v", why))
+			"what the kubelet dials: no kubelet process found: %v", why)...)
 	}
 	return all
 }
 
-func (n Node) judge(kubelet string, s Settings) Finding {
+func (n Node) judge(kubelet string, s Settings) []Finding {
 	ours := socketPath(n.Config.Listen)
 	switch {
 	case !Same(s.Runtime.Value, ours):

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,43 +33,33 @@ func TestWhatTheKubeletDials(t *testing.T) {
 	const file = "/var/lib/kubelet/config.yaml"
 	const dropIn = "/etc/systemd/system/kubelet.service.d/20-pullgate.conf"
 	const enabled = "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"
+	const runtime, images = "--container-runtime-endpoint=", "--image-service-endpoint="
+	args := func(args ...string) func(*testNode) { return func(n *testNode) { n.kubeletArgs(args...) } }
+	// with is a kubelet with its file and arguments.
+	with := func(content string, args ...string) func(*testNode) {
+		return func(n *testNode) {
+			n.file(file, 0o600, content)
+			n.kubeletArgs(args...)
+		}
+	}
 	play(t, []row{
-		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }},
-		{"its default", func(n *testNode) { n.kubeletArgs() }},
-		{"two words", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint", ours) }},
-		{
-			"one hyphen, no scheme, /var/run",
-			func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") },
-		},
-		{"its file", func(n *testNode) {
-			n.file(file, 0o600, kubeletConfig(ours, ""))
-			n.kubeletArgs("--config", file)
-		}},
-		{"its file, and a flag over it", func(n *testNode) {
-			n.file(file, 0o600, kubeletConfig(ours, ""))
-			n.kubeletArgs("--config="+file, "--container-runtime-endpoint="+theirs)
-		}},
+		{"the runtime", args(runtime + theirs)},
+		{"its default", args()},
+		{"two words", args("--container-runtime-endpoint", ours)},
+		{"one hyphen, no scheme, /var/run", args("-container-runtime-endpoint=/var/run/pullgate//cri.sock")},
+		{"its file", with(kubeletConfig(ours, ""), "--config", file)},
+		{"its file, and a flag over it", with(kubeletConfig(ours, ""), "--config="+file, runtime+theirs)},
 		{"a file over its file", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig(theirs, ""))
 			n.file("/etc/kubelet.d/10-a.conf", 0o600, kubeletConfig(theirs, ""))
 			n.file("/etc/kubelet.d/20-b.conf", 0o600, kubeletConfig(ours, ""))
 			n.kubeletArgs("--config="+file, "--config-dir=/etc/kubelet.d")
 		}},
-		{"images elsewhere", func(n *testNode) {
-			n.kubeletArgs("--container-runtime-endpoint="+ours, "--image-service-endpoint="+theirs)
-		}},
-		{"images elsewhere, by its file", func(n *testNode) {
-			n.file(file, 0o600, kubeletConfig("", theirs))
-			n.kubeletArgs("--container-runtime-endpoint="+ours, "--config="+file)
-		}},
-		{"images here", func(n *testNode) {
-			n.kubeletArgs("--container-runtime-endpoint="+ours, "--image-service-endpoint="+ours)
-		}},
-		{"underscores", func(n *testNode) { n.kubeletArgs("--container_runtime_endpoint=" + ours) }},
-		{"a file that cannot be read", func(n *testNode) {
-			n.file(file, 0o600, "\t{")
-			n.kubeletArgs("--container-runtime-endpoint="+ours, "--config="+file)
-		}},
+		{"images elsewhere", args(runtime+ours, images+theirs)},
+		{"images elsewhere, by its file", with(kubeletConfig("", theirs), runtime+ours, "--config="+file)},
+		{"images here", args(runtime+ours, images+ours)},
+		{"underscores", args("--container_runtime_endpoint=" + ours)},
+		{"a file that cannot be read", with("\t{", runtime+ours, "--config="+file)},
 		{"two units that run one", func(n *testNode) {
 			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet")
 			n.unit("k3s.service", 900, "/usr/local/bin/k3s server")
@@ -388,45 +379,33 @@ containerRuntimeEndpoint: unix:///run/50.sock
 		"/etc/systemd/system/kubelet.service.d/95.conf", "/etc/kubelet.d/"
 	flags := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config-dir=/etc/kubelet.d " +
 		"--container-runtime-endpoint=unix:///run/"
+	of := func(file, name string) map[string][]byte {
+		content := "containerRuntimeEndpoint: unix:///run/" + name
+		if strings.HasPrefix(file, "/etc/systemd") {
+			content = flags + name
+		}
+		return map[string][]byte{file: []byte(content)}
+	}
+	both := of(later, "95.sock")
+	maps.Copy(both, of(dropIn, "90.sock"))
 	for _, tc := range []struct {
 		name    string
 		changed map[string][]byte
 		want    string
 	}{
-		{"nothing", nil, "unix:///run/50.sock"},
-		{"a file is gone", map[string][]byte{conf + "50.conf": nil}, "unix:///run/containerd/containerd.sock"},
-		{
-			"a file before it",
-			map[string][]byte{conf + "40.conf": []byte("containerRuntimeEndpoint: unix:///run/40.sock")},
-			"unix:///run/50.sock",
-		},
-		{
-			"a file after it",
-			map[string][]byte{conf + "60.conf": []byte("containerRuntimeEndpoint: unix:///run/60.sock")},
-			"unix:///run/60.sock",
-		},
-		{"a file of another kind", map[string][]byte{conf +
-			"60.conf.bak": []byte("containerRuntimeEndpoint: unix:///run/60.sock")}, "unix:///run/50.sock"},
-		{
-			"another content",
-			map[string][]byte{conf + "50.conf": []byte("containerRuntimeEndpoint: unix:///run/new.sock")},
-			"unix:///run/new.sock",
-		},
-		{"a drop-in of the unit", map[string][]byte{dropIn: []byte(flags + "90.sock")}, "unix:///run/90.sock"},
-		{
-			"two of them",
-			map[string][]byte{later: []byte(flags + "95.sock"), dropIn: []byte(flags + "90.sock")},
-			"unix:///run/95.sock",
-		},
-		{
-			"one of another unit",
-			map[string][]byte{"/etc/systemd/system/k3s.service.d/90.conf": []byte(flags + "90.sock")},
-			"unix:///run/50.sock",
-		},
+		{"nothing", nil, "50.sock"},
+		{"a file is gone", map[string][]byte{conf + "50.conf": nil}, "containerd/containerd.sock"},
+		{"a file before it", of(conf+"40.conf", "40.sock"), "50.sock"},
+		{"a file after it", of(conf+"60.conf", "60.sock"), "60.sock"},
+		{"a file of another kind", of(conf+"60.conf.bak", "60.sock"), "50.sock"},
+		{"another content", of(conf+"50.conf", "new.sock"), "new.sock"},
+		{"a drop-in of the unit", of(dropIn, "90.sock"), "90.sock"},
+		{"two of them", both, "95.sock"},
+		{"one of another unit", of("/etc/systemd/system/k3s.service.d/90.conf", "90.sock"), "50.sock"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n, err := h.With(tc.changed).Discover(t.Context(), "")
-			if err != nil || n.Configured.Runtime.Value != tc.want {
+			if err != nil || n.Configured.Runtime.Value != "unix:///run/"+tc.want {
 				t.Errorf("With(…).Discover = %v, %v; want %s", n.Configured.Runtime, err, tc.want)
 			}
 		})

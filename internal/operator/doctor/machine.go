@@ -36,22 +36,22 @@ func (n Node) disk(context.Context) []Finding {
 	dir := n.Config.StateDir
 	d, err := n.Disk(n.Path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
-		return []Finding{unknown("start pullgated, which creates it", "%s not found", dir)}
+		return unknown("start pullgated, which creates it", "%s not found", dir)
 	}
 	if err != nil {
-		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
+		return unknown("run it as root", "%s: %v", dir, err)
 	}
 	var all []Finding
 	if d.Remote {
 		all = append(all, fail("set stateDir to a directory on a local disk",
-			"%s is on a network file system, and the store locks and maps its file", dir))
+			"%s is on a network file system, and the store locks and maps its file", dir)...)
 	}
 	if d.Volatile {
-		all = append(all, warn("set stateDir to a directory on a disk", "%s", inMemory(dir)))
+		all = append(all, warn("set stateDir to a directory on a disk", "%s", inMemory(dir))...)
 	}
 	if d.Inodes > 0 && d.FreeNodes < littleNodes {
 		all = append(all, warn("delete files there: no store can be created or backed up without a free inode",
-			"%s has %d inodes free", dir, d.FreeNodes))
+			"%s has %d inodes free", dir, d.FreeNodes)...)
 	}
 	return all
 }
@@ -65,13 +65,13 @@ func (n Node) space(context.Context) []Finding {
 	const remediation = "free space there: when it is full, every pull that needs proof is refused"
 	switch {
 	case err != nil:
-		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
+		return unknown("run it as root", "%s: %v", dir, err)
 	case d.Free < noBytes:
-		return []Finding{fail(remediation, "%s has %d MiB free, and %d are required", dir, d.Free>>20, littleBytes>>20)}
+		return fail(remediation, "%s has %d MiB free, and %d are required", dir, d.Free>>20, littleBytes>>20)
 	case d.Free < littleBytes:
-		return []Finding{warn(remediation, "%s has %d MiB free, and %d are required", dir, d.Free>>20, littleBytes>>20)}
+		return warn(remediation, "%s has %d MiB free, and %d are required", dir, d.Free>>20, littleBytes>>20)
 	}
-	return []Finding{ok("%s has %d MiB free", dir, d.Free>>20)}
+	return ok("%s has %d MiB free", dir, d.Free>>20)
 }
 
 // boot checks that pullgated runs after the next boot: otherwise the node would not work.
@@ -79,7 +79,7 @@ func (n Node) boot(ctx context.Context) []Finding {
 	out, err := n.Run(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service",
 		"pullgated.socket")
 	if err != nil {
-		return []Finding{unknown("run it as root", "the state of pullgated in systemd: %v", err)}
+		return unknown("run it as root", "the state of pullgated in systemd: %v", err)
 	}
 	for l := range strings.Lines(string(out)) {
 		switch strings.TrimSpace(l) {
@@ -87,8 +87,8 @@ func (n Node) boot(ctx context.Context) []Finding {
 			return nil
 		}
 	}
-	return []Finding{fail("systemctl enable pullgated.service",
-		"pullgated is not enabled: after the next boot the kubelet would reach no runtime")}
+	return fail("systemctl enable pullgated.service",
+		"pullgated is not enabled: after the next boot the kubelet would reach no runtime")
 }
 
 func (n Node) clock(context.Context) []Finding {
@@ -112,17 +112,17 @@ func (n Node) clock(context.Context) []Finding {
 	if skew := newest.Sub(now); skew > time.Minute {
 		all = append(all, fail("correct the clock; if it is correct now, it was ahead before, and proofs from that time "+
 			"count from when pullgated detects it", "the clock was set back: %s at %s, which is %s from now", of,
-			newest.UTC().Format(time.RFC3339), skew.Round(time.Second)))
+			newest.UTC().Format(time.RFC3339), skew.Round(time.Second))...)
 	}
 	const remediation = "run chrony, systemd-timesyncd or another NTP client: the age of a proof depends on the clock"
 	switch step, err := n.ClockInStep(); {
 	case err != nil:
-		all = append(all, unknown(remediation, "whether the clock is synchronized: %v", err))
+		all = append(all, unknown(remediation, "whether the clock is synchronized: %v", err)...)
 	case !step:
-		all = append(all, warn(remediation, "the clock is not synchronized"))
+		all = append(all, warn(remediation, "the clock is not synchronized")...)
 	}
 	if len(all) == 0 {
-		all = append(all, ok("the clock is synchronized, and no recorded time is in the future"))
+		all = append(all, ok("the clock is synchronized, and no recorded time is in the future")...)
 	}
 	return all
 }
@@ -142,24 +142,24 @@ func versionIn(text string) (*version.Version, error) {
 func (n Node) versions(ctx context.Context) (all []Finding) {
 	kubelets := n.running("kubelet", "k3s", "k3s-server", "k3s-agent")
 	if len(kubelets) == 0 {
-		all = append(all, unknown("run it on the node, as root, with the kubelet running", "no kubelet process found"))
+		all = append(all, unknown("run it on the node, as root, with the kubelet running", "no kubelet process found")...)
 	}
 	for _, p := range kubelets {
 		v, err := n.versionOf(ctx, p)
 		switch {
 		case err != nil:
-			all = append(all, unknown("run it as root", "which version %s is: %v", p, err))
+			all = append(all, unknown("run it as root", "which version %s is: %v", p, err)...)
 		case v.LessThan(version.MajorMinor(1, oldestKubelet)):
 			all = append(all, fail("upgrade the kubelet", "%s is version %s, older than 1.%d, the oldest that is supported", p,
-				v, oldestKubelet))
+				v, oldestKubelet)...)
 		default:
-			all = append(all, ok("%s is version %s", p, v))
+			all = append(all, ok("%s is version %s", p, v)...)
 		}
 	}
-	return append(all, n.runtimeVersion(ctx))
+	return append(all, n.runtimeVersion(ctx)...)
 }
 
-func (n Node) runtimeVersion(ctx context.Context) Finding {
+func (n Node) runtimeVersion(ctx context.Context) []Finding {
 	name, text := n.Status.GetRuntime().GetName(), n.Status.GetRuntime().GetVersion()
 	if text == "" { // without the daemon
 		p, err := n.peer(ctx, socketPath(n.Config.RuntimeEndpoint))
@@ -199,7 +199,7 @@ func restoresUnderAnyName(v *version.Version) bool {
 	return v.Major() == 2 && affected && v.Patch() <= last
 }
 
-func crioVersion(v *version.Version) Finding {
+func crioVersion(v *version.Version) []Finding {
 	const how = "1.34.4 and 1.36.3 were tested by hand; each change is tested with runtimes that answer as CRI-O does"
 	if v.LessThan(version.MajorMinor(1, oldestCRIO)) {
 		return warn("upgrade CRI-O to 1.34 or newer", "CRI-O is version %s, older than those that were tested: %s", v, how)
@@ -253,17 +253,17 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	switch {
 	case perNamespace:
 		all = append(all, ok("runtimeCredentials is perNamespace: a pull without a credential opens no image to other "+
-			"namespaces"))
+			"namespaces")...)
 	case len(found) > 0:
 		all = append(all, fail("set runtimeCredentials: perNamespace and restart pullgated; then close what was opened "+
 			"before with pullgatectl revoke --repository", "%s: CRI-O pulls with credentials of a namespace, and with "+
-			"runtimeCredentials: none such a pull opens the image to every pod", strings.Join(found, "; ")))
+			"runtimeCredentials: none such a pull opens the image to every pod", strings.Join(found, "; "))...)
 	case name == crio && len(unread) == 0:
-		all = append(all, ok("CRI-O holds no credentials of namespaces"))
+		all = append(all, ok("CRI-O holds no credentials of namespaces")...)
 	}
 	if !perNamespace {
 		for _, err := range unread {
-			all = append(all, unknown("run it as root", "whether CRI-O holds credentials of namespaces: %v", err))
+			all = append(all, unknown("run it as root", "whether CRI-O holds credentials of namespaces: %v", err)...)
 		}
 	}
 	return append(all, n.shortNames()...)
@@ -274,13 +274,13 @@ func (n Node) shortNames() (all []Finding) {
 	registries, file, unread := n.SearchRegistries()
 	for _, err := range unread {
 		all = append(all, unknown("repair the file, or run it as root", "which registries CRI-O searches for short names: %v",
-			err))
+			err)...)
 	}
 	others := slices.DeleteFunc(slices.Clone(registries), func(r string) bool { return r == "docker.io" })
 	if len(others) > 0 {
 		all = append(all, warn("write the registry in the images of pods, as in "+others[0]+"/NAME:TAG, or set "+
 			"unqualified-search-registries to docker.io only", "%s has CRI-O look for short names in %s: pods whose image "+
-			"has no registry in its name are denied, unless docker.io has the image", file, strings.Join(others, ", ")))
+			"has no registry in its name are denied, unless docker.io has the image", file, strings.Join(others, ", "))...)
 	}
 	return all
 }
@@ -308,44 +308,44 @@ type registries struct {
 // mirrors checks the mirrors of the runtime: what they serve without credentials every pod can prove access to.
 func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
-		return []Finding{unknown("find its mirrors in its manual, and check that they require credentials",
-			"which mirrors %s has", name)}
+		return unknown("find its mirrors in its manual, and check that they require credentials",
+			"which mirrors %s has", name)
 	}
 	r := n.registries()
 	for _, b := range r.broken {
-		all = append(all, unknown("correct the file; containerd cannot read it either", "%s", b))
+		all = append(all, unknown("correct the file; containerd cannot read it either", "%s", b)...)
 	}
 	for _, s := range r.secrets {
 		all = append(all, warn("remove them and use pull secrets, or nodeCredentials if they are meant for every pod",
 			"%s gives the runtime credentials of its own: a pull without a credential uses them and opens the image to every "+
-				"pod", s))
+				"pod", s)...)
 	}
 	if len(r.mirrors) == 0 {
-		return append(all, ok("no mirror is configured in the runtime"))
+		return append(all, ok("no mirror is configured in the runtime")...)
 	}
 	asked := r.mirrors
 	if len(asked) > maxMirrors {
 		asked = asked[:maxMirrors]
 		all = append(all, unknown("check that they require credentials", "%d more mirrors were not checked",
-			len(r.mirrors)-maxMirrors))
+			len(r.mirrors)-maxMirrors)...)
 	}
 	if n.NoNetwork {
 		for _, m := range asked {
 			all = append(all, unknown("run it without --no-network", "whether the mirror %s (%s) requires credentials", m.base,
-				m.where))
+				m.where)...)
 		}
 		return all
 	}
-	answers := make([]Finding, len(asked))
+	answers := make([][]Finding, len(asked))
 	var wait sync.WaitGroup
 	for i, m := range asked {
 		wait.Go(func() { answers[i] = n.ask(ctx, m) })
 	}
 	wait.Wait()
-	return append(all, answers...)
+	return append(all, slices.Concat(answers...)...)
 }
 
-func (n Node) ask(ctx context.Context, m mirror) Finding {
+func (n Node) ask(ctx context.Context, m mirror) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, m.api, http.NoBody)

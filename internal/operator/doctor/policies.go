@@ -47,17 +47,17 @@ func (n Node) policies(ctx context.Context) []Finding {
 	}
 	set, err := policyfiles.Read(n.policyPaths())
 	if errors.Is(err, fs.ErrPermission) {
-		return []Finding{unknown("run it as root", "the policy files cannot be read: %v", err)}
+		return unknown("run it as root", "the policy files cannot be read: %v", err)
 	}
 	if err != nil {
-		return []Finding{fail("correct what it names, then run pullgated --check-config",
-			"the policy files in %s are invalid: %v", a.Policies, err)}
+		return fail("correct what it names, then run pullgated --check-config",
+			"the policy files in %s are invalid: %v", a.Policies, err)
 	}
 	backends := policyfiles.BackendsOf(set)
 	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
 	without := without(len(backends) > 0, signatures)
 	if without == "" {
-		return []Finding{ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)}
+		return ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)
 	}
 	all := n.policyd(ctx, socketPath(a.PolicydSocket), set.Hash, without)
 	all = append(all, n.policydUnits(ctx, without)...)
@@ -82,32 +82,32 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 	info, err := n.socket(path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return []Finding{unknown("run it as root", "admission.policydSocket: %v", err)}
+		return unknown("run it as root", "admission.policydSocket: %v", err)
 	case err != nil:
-		return []Finding{fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it "+
-			"listens", "admission.policydSocket: %v, and a policy file needs it: %s", err, without)}
+		return fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it "+
+			"listens", "admission.policydSocket: %v, and a policy file needs it: %s", err, without)
 	}
 	if a := accessOf(info); a.uid != 0 {
-		return []Finding{fail("remove it, then systemctl restart "+policydSocket,
-			"admission.policydSocket: %s belongs to %s: pullgated does not use it, %s", path, a.owner(), without)}
+		return fail("remove it, then systemctl restart "+policydSocket,
+			"admission.policydSocket: %s belongs to %s: pullgated does not use it, %s", path, a.owner(), without)
 	}
 	all := private(info, path, 0o600)
 	peer, err := n.peer(ctx, path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return append(all, unknown("run it as root", "admission.policydSocket: who listens at %s: %v", path, err))
+		return append(all, unknown("run it as root", "admission.policydSocket: who listens at %s: %v", path, err)...)
 	case err != nil:
 		return append(all, fail("systemctl restart "+policydSocket, "admission.policydSocket: %s: %v: %s", path, err,
-			without))
+			without)...)
 	// the kernel keeps 15 letters
 	case peer.name != "" && peer.name != "systemd" && !strings.HasPrefix(policydProgram, peer.name):
 		return append(all, fail(fmt.Sprintf("stop process %d, then systemctl restart %s", peer.pid, policydSocket),
-			"admission.policydSocket: %s is served by %s", path, peer))
+			"admission.policydSocket: %s is served by %s", path, peer)...)
 	}
-	return append(all, n.askPolicyd(ctx, path, hash, without))
+	return append(all, n.askPolicyd(ctx, path, hash, without)...)
 }
 
-func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Finding {
+func (n Node) askPolicyd(ctx context.Context, path, hash, without string) []Finding {
 	client, err := policyclient.New("unix://"+n.Path(path),
 		policyclient.Options{Review: 3 * patience, Reconnect: patience})
 	if err != nil {
@@ -132,8 +132,7 @@ func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 	unit, loaded := program.Show(ctx, n.Run, policydSocket, "UnitFileState")
 	// without the unit, another program starts pullgate-policyd
 	if state := unit["UnitFileState"]; loaded && state != "enabled" {
-		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state,
-			without)}
+		return warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state, without)
 	}
 	return nil
 }
@@ -142,20 +141,18 @@ func (n Node) policydFolder() []Finding {
 	c, err := config.LoadPolicyd(n.Path(policydConfig))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{warn("write it, see "+
-			"https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration", "%s not found",
-			policydConfig)}
+		return warn("write it, see https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration",
+			"%s not found", policydConfig)
 	case err != nil:
-		return []Finding{failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v",
-			policydConfig, err)}
+		return failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v", policydConfig, err)
 	case filepath.Clean(c.Policies) != filepath.Clean(n.Config.Admission.Policies):
-		return []Finding{fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+
+		return fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+
 			", then systemctl restart "+policydService,
-			"%s has the policy folder %q, and pullgated %q", policydConfig, c.Policies, n.Config.Admission.Policies)}
+			"%s has the policy folder %q, and pullgated %q", policydConfig, c.Policies, n.Config.Admission.Policies)
 	case c.TrustedRoot != n.Config.Admission.TrustedRoot:
-		return []Finding{fail("set both to the same file, then systemctl restart "+policydService,
+		return fail("set both to the same file, then systemctl restart "+policydService,
 			"%s has the trustedRoot %q, and pullgated the admission.trustedRoot %q: signatures are not verified", policydConfig,
-			c.TrustedRoot, n.Config.Admission.TrustedRoot)}
+			c.TrustedRoot, n.Config.Admission.TrustedRoot)
 	}
 	return nil
 }
@@ -163,8 +160,7 @@ func (n Node) policydFolder() []Finding {
 func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) []Finding {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
-		return []Finding{warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram,
-			policydService)}
+		return warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram, policydService)
 	}
 	var all []Finding
 	var closed []string // folders that are reported already
@@ -174,13 +170,13 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 			if !slices.Contains(closed, dir) {
 				closed = append(closed, dir)
 				all = append(all, fail(fmt.Sprintf("chgrp %s %s && chmod g+x %s", policydProgram, dir, dir),
-					"%s is not accessible to the user %s: %s has mode %04o", path, policydProgram, dir, mode))
+					"%s is not accessible to the user %s: %s has mode %04o", path, policydProgram, dir, mode)...)
 			}
 			return
 		}
 		if visible != nil && !slices.ContainsFunc(visible, func(dir string) bool { return within(path, dir) }) {
 			all = append(all, fail(fmt.Sprintf("move it below /etc/pullgate, or add BindReadOnlyPaths=%s under [Service] with "+
-				"systemctl edit %s", filepath.Dir(path), policydService), "%s is not visible to %s", path, policydService))
+				"systemctl edit %s", filepath.Dir(path), policydService), "%s is not visible to %s", path, policydService)...)
 		}
 		all = append(all, n.readable(path, uid, gid, secret)...)
 	}
@@ -206,7 +202,7 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 	}
 	if len(all) == 0 {
 		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials "+
-			"for backends", policydProgram))
+			"for backends", policydProgram)...)
 	}
 	return all
 }
@@ -215,10 +211,9 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	info, err := os.Stat(n.Path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{fail("create it, or correct the file that names it", "%s not found, and %s needs it", path,
-			policydProgram)}
+		return fail("create it, or correct the file that names it", "%s not found, and %s needs it", path, policydProgram)
 	case err != nil:
-		return []Finding{unknown("run it as root", "%s: %v", path, err)}
+		return unknown("run it as root", "%s: %v", path, err)
 	}
 	a := accessOf(info)
 	remediation := fmt.Sprintf("chown root:%s %s && chmod 0640 %s", policydProgram, path, path)
@@ -230,11 +225,11 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	}
 	switch {
 	case !a.may(uid, gid, want):
-		return []Finding{fail(remediation, "%s has %s: the user %s cannot read it", path, a, policydProgram)}
+		return fail(remediation, "%s has %s: the user %s cannot read it", path, a, policydProgram)
 	case secret && (a.mode&0o007 != 0 || a.mode&0o070 != 0 && a.gid != 0 && a.gid != gid || a.uid != 0 && a.uid != uid):
-		return []Finding{warn(remediation, "%s has %s: other users can read the credentials for a backend", path, a)}
+		return warn(remediation, "%s has %s: other users can read the credentials for a backend", path, a)
 	case disk.OthersWrite(info, 0):
-		return []Finding{fail(remediation, "%s has %s: users other than root decide which images are reviewed", path, a)}
+		return fail(remediation, "%s has %s: users other than root decide which images are reviewed", path, a)
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func problem(field string, err error) []Finding {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		return caution(field, fmt.Errorf("%w; this is about user %d, run the check as root", err, os.Geteuid()))
 	}
-	return []Finding{fail(program.HintOf(err), "%s: %v", field, err)}
+	return fail(program.HintOf(err), "%s: %v", field, err)
 }
 
 // caution returns a finding about a field that does not prevent pullgated from serving the CRI; none if err is nil.
@@ -56,7 +56,7 @@ func caution(field string, err error) []Finding {
 	if err == nil {
 		return nil
 	}
-	return []Finding{warn(program.HintOf(err), "%s: %v", field, err)}
+	return warn(program.HintOf(err), "%s: %v", field, err)
 }
 
 func optional(field, endpoint string, usable func(string) error) []Finding {
@@ -76,7 +76,7 @@ func (n Node) startListeners(ctx context.Context) []Finding {
 	all := problem("listen", usableSocket(c.Listen))
 	socket := sockets.Socket{Program: "pullgated", Field: "listen", Endpoint: c.Listen}
 	if err := socket.CheckUnit(ctx, n.Run); err != nil {
-		all = append(all, fail(program.HintOf(err), "%v", err))
+		all = append(all, fail(program.HintOf(err), "%v", err)...)
 	}
 	return slices.Concat(all, optional("admin.listen", c.Admin.Listen, usableSocket),
 		optional("metrics.listen", c.Metrics.Listen, func(a string) error { return usableAddress(ctx, a) }))

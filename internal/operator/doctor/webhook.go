@@ -45,7 +45,7 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 	case n.Kubeconfig == "":
 		return nil
 	case n.NoNetwork:
-		return []Finding{unknown("run it without --no-network", "registered webhooks are not tested without a network")}
+		return unknown("run it without --no-network", "registered webhooks are not tested without a network")
 	}
 	var list admissionregistrationv1.ValidatingWebhookConfigurationList
 	api, err := apiServerOf(n.Kubeconfig)
@@ -57,25 +57,25 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 		}
 	}
 	if err != nil {
-		return []Finding{unknown("check --kubeconfig: its API server must answer, and its identity may list "+
-			"validatingwebhookconfigurations", "registered webhooks are not known: %v", err)}
+		return unknown("check --kubeconfig: its API server must answer, and its identity may list "+
+			"validatingwebhookconfigurations", "registered webhooks are not known: %v", err)
 	}
 	for _, c := range list.Items {
 		for _, w := range c.Webhooks {
 			if pathOf(w.ClientConfig) == webhookPath {
-				all = append(all, n.webhookFinding(ctx, api, c.Name, w))
+				all = append(all, n.webhookFinding(ctx, api, c.Name, w)...)
 			}
 		}
 	}
 	if len(all) == 0 {
-		all = append(all, ok("no webhook of pullgate is registered, so nothing is judged in admission; the node enforces"))
+		all = append(all, ok("no webhook of pullgate is registered, so nothing is judged in admission; the node enforces")...)
 	}
 	return all
 }
 
 func (n Node) webhookFinding(
 	ctx context.Context, api apiServer, configuration string, w admissionregistrationv1.ValidatingWebhook,
-) Finding {
+) []Finding {
 	target, note, err := n.probe(ctx, api, w.ClientConfig)
 	name := fmt.Sprintf("%s of %s, %s", w.Name, configuration, target)
 	switch {

@@ -1,0 +1,8 @@
+package doctor
+
+import "context"
+
+// Webhook runs the check of webhooks alone, Sandbox that of the unit.
+func (n Node) Webhook(ctx context.Context) []Finding { return n.webhook(ctx) }
+
+func (n Node) Sandbox(ctx context.Context) []Finding { return n.startSandbox(ctx) }
