@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -189,7 +190,7 @@ func document(t *testing.T, text []byte) (document any) {
 }
 
 // ask asks a pullgate-policyd about the first image of a pod, as pullgated does.
-func (r *row) ask(p *webhook, about *corev1.Pod) ([]policyclient.ReviewResult, error) {
+func (r *row) ask(p *webhook, about *corev1.Pod) ([]policyfiles.Answer, error) {
 	r.Helper()
 	client, hash := r.client(p)
 	request := policyclient.ReviewRequest{PolicyHash: hash, Namespace: r.namespace, Annotations: about.Annotations}

@@ -40,7 +40,7 @@ func (s *site) reviews(ctx context.Context, image string) error {
 	defer func() { _ = c.Close() }() // the review has ended
 	about := policyclient.ReviewRequest{PolicyHash: s.hash, Namespace: "team-a", Images: []string{image}}
 	results, err := c.Review(ctx, about)
-	if err == nil && (len(results) != 1 || !results[0].Allowed || results[0].Failed) {
+	if err == nil && (len(results) != 1 || !results[0].Allowed || results[0].Failure != "") {
 		err = fmt.Errorf("results %v; want one by which the backend allows", results)
 	}
 	return err

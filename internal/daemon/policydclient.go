@@ -42,14 +42,12 @@ func newPolicydClient(log klog.Logger, endpoint string) (*policydClient, error) 
 	return &policydClient{Client: c, log: log, failed: map[string]*failing{}}, nil
 }
 
-func (d *policydClient) notReviewed(f policyclient.ReviewFailure) {
-	skipped, due := d.due(f.Answer.Backend)
-	if !due {
-		return
+func (d *policydClient) notReviewed(a policyfiles.Answer, namespace, pod string) {
+	if skipped, due := d.due(a.Backend); due {
+		d.log.Error(errors.New(a.Failure), "Failed to review an image: falling back to defaultAllow of the backend",
+			"backend", a.Backend, "failedOpen", a.Allowed, "image", a.Image, "pod", klog.KRef(namespace, pod), "took", a.Took,
+			"repeated", skipped)
 	}
-	d.log.Error(errors.New(f.Answer.Failure), "Failed to review an image: falling back to defaultAllow of the backend",
-		"backend", f.Answer.Backend, "failedOpen", f.Answer.Allowed,
-		"image", f.Answer.Image, "pod", klog.KRef(f.Namespace, f.Pod), "took", f.Answer.Took, "repeated", skipped)
 }
 
 func (d *policydClient) notVerified(f policyclient.VerificationFailure) {

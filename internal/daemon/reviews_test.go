@@ -21,7 +21,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -233,10 +232,7 @@ func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 		p := newPolicyTest(t)
 		d := &policydClient{log: p.options.Log, failed: map[string]*failing{}}
 		report := func(backend string) {
-			d.notReviewed(policyclient.ReviewFailure{Answer: policyfiles.Answer{
-				Backend: backend,
-				Failure: "cause of " + backend,
-			}})
+			d.notReviewed(policyfiles.Answer{Backend: backend, Failure: "cause of " + backend}, "", "")
 		}
 		for range 5 {
 			report("a")

@@ -31,9 +31,7 @@ type policyd struct {
 	asked []policyclient.ReviewRequest
 }
 
-func (p *policyd) Review(ctx context.Context, r policyclient.ReviewRequest) (all []policyclient.ReviewResult,
-	err error,
-) {
+func (p *policyd) Review(ctx context.Context, r policyclient.ReviewRequest) (all []policyfiles.Answer, err error) {
 	p.mu.Lock()
 	p.asked = append(p.asked, r)
 	p.mu.Unlock()
@@ -45,7 +43,7 @@ func (p *policyd) Review(ctx context.Context, r policyclient.ReviewRequest) (all
 		}
 	}
 	for _, image := range slices.Concat(r.Images, r.VolumeImages) {
-		all = append(all, policyclient.ReviewResult{
+		all = append(all, policyfiles.Answer{
 			Backend: "scanner", Image: image, Allowed: !slices.Contains(p.denied, image), Reason: "not scanned",
 			AuditAnnotations: map[string]string{"scan": image},
 		})

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -134,23 +135,10 @@ type ReviewRequest struct {
 	Backends int
 }
 
-// A ReviewResult is the answer of one backend about one image.
-type ReviewResult struct {
-	Backend, Image string
-	// Allowed reports whether the image is approved; if Failed is true, by the failure policy of the backend.
-	Allowed bool
-	// Reason is that of the backend; if Failed is true, what failed.
-	Reason           string
-	AuditAnnotations map[string]string
-	Cached           bool // by pullgate-policyd
-	Failed           bool // the backend gave no valid answer
-	Duration         time.Duration
-}
-
-// Review returns one result for each backend that applies to the namespace and each image that it is asked about. The
+// Review returns the answer of each backend that applies to the namespace about each image that it is asked about. The
 // caller must check that all backends that it expects are among them. An error wraps one of the causes of this package,
 // or is that of ctx if the caller canceled it.
-func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, error) {
+func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]policyfiles.Answer, error) {
 	message := &policyv1.ReviewRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages,
 		Annotations: r.Annotations,
@@ -221,24 +209,25 @@ func (c *Client) causeOf(err error, sent bool) error {
 	}
 }
 
-func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResult, error) {
+func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]policyfiles.Answer, error) {
 	if response.GetPolicyHash() != r.PolicyHash {
 		return nil, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies,
 			response.GetPolicyHash(), r.PolicyHash)
 	}
-	results := make([]ReviewResult, 0, len(response.GetResults()))
+	results := make([]policyfiles.Answer, 0, len(response.GetResults()))
 	for _, got := range response.GetResults() {
-		if got.GetBackend() == "" || !slices.Contains(r.Images, got.GetImage()) &&
-			!slices.Contains(r.VolumeImages, got.GetImage()) {
+		if got.GetBackend() == "" || !slices.Contains(slices.Concat(r.Images, r.VolumeImages), got.GetImage()) {
 			return nil, fmt.Errorf("%w: a result of backend %q is about image %q, which was not asked about", ErrFailed,
 				got.GetBackend(), got.GetImage())
 		}
-		results = append(results, ReviewResult{
+		result := policyfiles.Answer{
 			Backend: got.GetBackend(), Image: got.GetImage(), Allowed: got.GetAllowed(), Reason: got.GetReason(),
-			AuditAnnotations: got.GetAuditAnnotations(),
-			Cached:           got.GetCached(), Failed: got.GetFailed() || got.GetFailedOpen(),
-			Duration: got.GetDuration().AsDuration(),
-		})
+			AuditAnnotations: got.GetAuditAnnotations(), Cached: got.GetCached(), Took: got.GetDuration().AsDuration(),
+		}
+		if got.GetFailed() || got.GetFailedOpen() {
+			result.Reason, result.Failure = "", cmp.Or(got.GetReason(), "pullgate-policyd gave no reason")
+		}
+		results = append(results, result)
 	}
 	return results, nil
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,11 +32,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeServer struct {
 	policyv1.UnimplementedPolicyServer
 
-	answer func(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)
+	answer func(ctx context.Context, r *review) (*reviewed, error)
 	verify func(ctx context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error)
 }
 
-func (f *fakeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+func (f *fakeServer) Review(ctx context.Context, r *review) (*reviewed, error) {
 	return f.answer(ctx, r)
 }
 
@@ -43,10 +44,14 @@ func (f *fakeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	return f.verify(ctx, r)
 }
 
+type (
+	review   = policyv1.ReviewRequest
+	reviewed = policyv1.ReviewResponse
+	said     = policyv1.ReviewResult
+)
+
 // serve serves a fake on a socket until the returned function is called, or the test ends.
-func serve(t *testing.T, path string, answer func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse,
-	error),
-) (stop func()) {
+func serve(t *testing.T, path string, answer func(context.Context, *review) (*reviewed, error)) (stop func()) {
 	t.Helper()
 	return serveFake(t, path, &fakeServer{answer: answer})
 }
@@ -72,21 +77,19 @@ func dial(t *testing.T, path string, o policyclient.Options) *policyclient.Clien
 	return c
 }
 
-func request() policyclient.ReviewRequest {
+func reviewRequest() policyclient.ReviewRequest {
 	return policyclient.ReviewRequest{
-		PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"},
-		VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1,
+		PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"},
+		Annotations: map[string]string{"k": "v"}, Backends: 1,
 	}
 }
 
 // echo returns one result that allows each image.
-func echo(_ context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
-	resp := &policyv1.ReviewResponse{PolicyHash: r.GetPolicyHash()}
-	for _, image := range append(append([]string{}, r.GetImages()...), r.GetVolumeImages()...) {
-		resp.Results = append(resp.Results, &policyv1.ReviewResult{
-			Backend: "b", Image: image, Allowed: true,
-			Reason: r.GetNamespace() + r.GetAnnotations()["k"],
-		})
+func echo(_ context.Context, r *review) (*reviewed, error) {
+	resp := &reviewed{PolicyHash: r.GetPolicyHash()}
+	for _, image := range slices.Concat(r.GetImages(), r.GetVolumeImages()) {
+		reason := r.GetNamespace() + r.GetAnnotations()["k"]
+		resp.Results = append(resp.Results, &said{Backend: "b", Image: image, Allowed: true, Reason: reason})
 	}
 	return resp, nil
 }
@@ -94,7 +97,7 @@ func echo(_ context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewRespons
 func TestReview(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	serve(t, path, echo)
-	got, err := dial(t, path, policyclient.Options{}).Review(t.Context(), request())
+	got, err := dial(t, path, policyclient.Options{}).Review(t.Context(), reviewRequest())
 	if err != nil || len(got) != 2 || !got[0].Allowed || got[0].Image != "app:1" || got[1].Image != "vol:1" ||
 		got[0].Reason != "teamv" {
 		t.Errorf("Review = %+v, %v; want two results", got, err)
@@ -102,76 +105,67 @@ func TestReview(t *testing.T) {
 }
 
 func TestReviewChecksAnswers(t *testing.T) {
-	var response *policyv1.ReviewResponse
+	var response *reviewed
 	var answer error
 	path := filepath.Join(t.TempDir(), "s")
-	serve(t, path, func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
-		return response, answer
-	})
+	serve(t, path, func(context.Context, *review) (*reviewed, error) { return response, answer })
 	c := dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
-	for _, tc := range []struct {
-		name     string
-		response *policyv1.ReviewResponse
-		err      error
-		want     error
-	}{
-		{"empty", &policyv1.ReviewResponse{}, nil, policyclient.ErrOtherPolicies},
-		{"other policies", &policyv1.ReviewResponse{PolicyHash: "x"}, nil, policyclient.ErrOtherPolicies},
-		{"another image", &policyv1.ReviewResponse{
-			PolicyHash: "hash",
-			Results:    []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}},
-		}, nil, policyclient.ErrFailed},
-		{"no backend", &policyv1.ReviewResponse{
-			PolicyHash: "hash",
-			Results:    []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}},
-		}, nil, policyclient.ErrFailed},
-		{
-			"too large", &policyv1.ReviewResponse{
-				PolicyHash: "hash",
-				Results:    []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}},
-			}, nil,
-			policyclient.ErrFailed,
-		},
-		{"precondition", nil, status.Error(codes.FailedPrecondition, "x"), policyclient.ErrOtherPolicies},
-		{"internal", nil, status.Error(codes.Internal, "x"), policyclient.ErrFailed},
-		{"unimplemented", nil, status.Error(codes.Unimplemented, "x"), policyclient.ErrFailed},
-		{"permission denied", nil, status.Error(codes.PermissionDenied, "x"), policyclient.ErrFailed},
-		{"canceled", nil, status.Error(codes.Canceled, "x"), policyclient.ErrFailed},
-		{"timed out", nil, status.Error(codes.DeadlineExceeded, "x"), policyclient.ErrTimedOut},
-		{"unavailable", nil, status.Error(codes.Unavailable, "x"), policyclient.ErrLost},
-	} {
-		response, answer = tc.response, tc.err
-		if got, err := c.Review(t.Context(), request()); got != nil || !errors.Is(err, tc.want) {
-			t.Errorf("%s: %v, %v; want nil, %v", tc.name, got, err, tc.want)
+	refuses := func(name string, want error) {
+		t.Helper()
+		if got, err := c.Review(t.Context(), reviewRequest()); got != nil || !errors.Is(err, want) {
+			t.Errorf("%s: %v, %v; want nil, %v", name, got, err, want)
 		}
+	}
+	response = &reviewed{}
+	refuses("empty", policyclient.ErrOtherPolicies)
+	response = &reviewed{PolicyHash: "x"}
+	refuses("other policies", policyclient.ErrOtherPolicies)
+	for name, r := range map[string]*said{
+		"another image": {Backend: "b", Image: "x", Allowed: true},
+		"no backend":    {Image: "app:1", Allowed: true},
+		"too large":     {Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)},
+	} {
+		response = &reviewed{PolicyHash: "hash", Results: []*said{r}}
+		refuses(name, policyclient.ErrFailed)
+	}
+	for code, want := range map[codes.Code]error{
+		codes.FailedPrecondition: policyclient.ErrOtherPolicies, codes.Internal: policyclient.ErrFailed,
+		codes.Unimplemented: policyclient.ErrFailed, codes.PermissionDenied: policyclient.ErrFailed,
+		codes.Canceled: policyclient.ErrFailed, codes.DeadlineExceeded: policyclient.ErrTimedOut,
+		codes.Unavailable: policyclient.ErrLost,
+	} {
+		response, answer = nil, status.Error(code, "x")
+		refuses(code.String(), want)
+	}
+	response, answer = &reviewed{PolicyHash: "hash", Results: []*said{{Backend: "b", Image: "app:1", Failed: true}}}, nil
+	if got, err := c.Review(t.Context(), reviewRequest()); err != nil || got[0].Failure == "" || got[0].Allowed {
+		t.Errorf("a failure without a reason: %+v, %v; want a failure", got, err)
 	}
 }
 
 // A pullgate-policyd that was taken over must not use up the memory of pullgated.
 func TestAnswersAreBounded(t *testing.T) {
-	var response *policyv1.ReviewResponse
+	var response *reviewed
 	var answer error
 	path := filepath.Join(t.TempDir(), "s")
-	serve(t, path, func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
-		return response, answer
-	})
+	serve(t, path, func(context.Context, *review) (*reviewed, error) { return response, answer })
 	c := dial(t, path, policyclient.Options{})
-	many := &policyv1.ReviewResponse{PolicyHash: "hash"}
+	many := &reviewed{PolicyHash: "hash"}
 	for range 40_000 { // 2 bytes each
-		many.Results = append(many.Results, &policyv1.ReviewResult{})
+		many.Results = append(many.Results, &said{})
 	}
 	for name, tc := range map[string]struct {
-		response *policyv1.ReviewResponse
+		response *reviewed
 		err      error
 		want     string
 	}{
 		"many results":    {many, nil, "more than 18 fields"},
-		"a long text":     {&policyv1.ReviewResponse{PolicyHash: strings.Repeat("x", 128<<10)}, nil, "larger than max"},
+		"a long text":     {&reviewed{PolicyHash: strings.Repeat("x", 128<<10)}, nil, "larger than max"},
 		"unknown content": {withUnknown(strings.Repeat("\x98\x06\x00", 30_000)), nil, "more than 18 fields"},
 		"a long error":    {nil, status.Error(codes.Internal, strings.Repeat("x", 1<<20)), "policyclient: "},
 	} {
 		response, answer = tc.response, tc.err
-		got, err := c.Review(t.Context(), request())
+		got, err := c.Review(t.Context(), reviewRequest())
 		if got != nil || err == nil || !strings.Contains(err.Error(), tc.want) || len(err.Error()) > 1024 {
 			t.Errorf("%s: %v, %.200v; want an error: %s", name, got, err, tc.want)
 		}
@@ -179,8 +173,8 @@ func TestAnswersAreBounded(t *testing.T) {
 }
 
 // withUnknown returns a response with fields of a later version.
-func withUnknown(raw string) *policyv1.ReviewResponse {
-	r := &policyv1.ReviewResponse{PolicyHash: "hash"}
+func withUnknown(raw string) *reviewed {
+	r := &reviewed{PolicyHash: "hash"}
 	r.ProtoReflect().SetUnknown([]byte(raw))
 	return r
 }
@@ -188,7 +182,7 @@ func withUnknown(raw string) *policyv1.ReviewResponse {
 func TestReviewWithoutServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	c := dial(t, path, policyclient.Options{Reconnect: 500 * time.Millisecond}) // several attempts
-	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) ||
+	if _, err := c.Review(t.Context(), reviewRequest()); !errors.Is(err, policyclient.ErrNotReached) ||
 		!errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no socket: %v; want ErrNotReached, not found", err)
 	}
@@ -196,9 +190,18 @@ func TestReviewWithoutServer(t *testing.T) {
 	must(t, err)
 	l.SetUnlinkOnClose(false)
 	must(t, l.Close())
-	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) ||
+	if _, err := c.Review(t.Context(), reviewRequest()); !errors.Is(err, policyclient.ErrNotReached) ||
 		!errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a socket that nobody listens on: %v; want ErrNotReached, connection refused", err)
+	}
+}
+
+// until returns an answer that says that it was asked, and ends with its caller.
+func until(entered chan struct{}) func(context.Context, *review) (*reviewed, error) {
+	return func(ctx context.Context, _ *review) (*reviewed, error) {
+		entered <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
 }
 
@@ -207,7 +210,7 @@ func TestReviewReconnects(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	c := dial(t, path, policyclient.Options{Reconnect: time.Minute})
 	done := make(chan error, 1)
-	go func() { _, err := c.Review(t.Context(), request()); done <- err }()
+	go func() { _, err := c.Review(t.Context(), reviewRequest()); done <- err }()
 	stop := serve(t, path, echo)
 	if err := <-done; err != nil {
 		t.Errorf("a server that starts during the review: %v; want nil", err)
@@ -215,19 +218,15 @@ func TestReviewReconnects(t *testing.T) {
 	for range 3 {
 		stop()
 		stop = serve(t, path, echo)
-		if _, err := c.Review(t.Context(), request()); err != nil {
+		if _, err := c.Review(t.Context(), reviewRequest()); err != nil {
 			t.Errorf("after a restart: %v; want nil", err)
 		}
 	}
 	// A server that is killed during the review.
 	stop()
 	entered := make(chan struct{})
-	stop = serve(t, path, func(ctx context.Context, _ *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
-		close(entered)
-		<-ctx.Done()
-		return nil, ctx.Err()
-	})
-	go func() { _, err := c.Review(t.Context(), request()); done <- err }()
+	stop = serve(t, path, until(entered))
+	go func() { _, err := c.Review(t.Context(), reviewRequest()); done <- err }()
 	<-entered
 	stop()
 	serve(t, path, echo)
@@ -240,43 +239,36 @@ func TestReviewReconnects(t *testing.T) {
 func TestReviewEndsTheServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	entered := make(chan struct{})
-	stop := serve(t, path, func(ctx context.Context, _ *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
-		close(entered)
-		<-ctx.Done()
-		return nil, ctx.Err()
-	})
+	stop := serve(t, path, until(entered))
 	c := dial(t, path, policyclient.Options{Reconnect: 500 * time.Millisecond}) // several attempts
 	done := make(chan error, 1)
-	go func() { _, err := c.Review(t.Context(), request()); done <- err }()
+	go func() { _, err := c.Review(t.Context(), reviewRequest()); done <- err }()
 	<-entered
 	stop()
 	if err := <-done; !errors.Is(err, policyclient.ErrLost) || errors.Is(err, policyclient.ErrNotReached) {
 		t.Errorf("a server that ends during the review: %v; want ErrLost", err)
 	}
-	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) {
+	if _, err := c.Review(t.Context(), reviewRequest()); !errors.Is(err, policyclient.ErrNotReached) {
 		t.Errorf("the next review: %v; want ErrNotReached", err)
 	}
 }
 
 func TestReviewEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	serve(t, path, func(ctx context.Context, _ *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	})
+	serve(t, path, until(make(chan struct{}, 3)))
 	c := dial(t, path, policyclient.Options{Review: 50 * time.Millisecond})
-	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrTimedOut) {
+	if _, err := c.Review(t.Context(), reviewRequest()); !errors.Is(err, policyclient.ErrTimedOut) {
 		t.Errorf("after the limit: %v; want ErrTimedOut", err)
 	}
 	c = dial(t, path, policyclient.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := c.Review(ctx, request()); !errors.Is(err, policyclient.ErrTimedOut) {
+	if _, err := c.Review(ctx, reviewRequest()); !errors.Is(err, policyclient.ErrTimedOut) {
 		t.Errorf("after the deadline of the caller: %v; want ErrTimedOut", err)
 	}
 	ctx, cancel = context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.Review(ctx, request()); !errors.Is(err, context.Canceled) {
+	if _, err := c.Review(ctx, reviewRequest()); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v; want context.Canceled", err)
 	}
 }
@@ -292,7 +284,7 @@ func TestReviewOfASilentServer(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	c := dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
 	begin := time.Now()
-	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) {
+	if _, err := c.Review(t.Context(), reviewRequest()); !errors.Is(err, policyclient.ErrNotReached) {
 		t.Errorf("Review = %v; want ErrNotReached", err)
 	}
 	if took := time.Since(begin); took > 20*time.Second {
@@ -328,7 +320,7 @@ func TestReviewTrustsRootAlone(t *testing.T) {
 	refuses := func(what, path string) {
 		t.Helper()
 		// It does not wait: another attempt finds the same.
-		got, err := dial(t, path, policyclient.Options{Reconnect: time.Hour}).Review(t.Context(), request())
+		got, err := dial(t, path, policyclient.Options{Reconnect: time.Hour}).Review(t.Context(), reviewRequest())
 		if got != nil || !errors.Is(err, policyclient.ErrUntrusted) {
 			t.Errorf("%s: %v, %v; want nil, ErrUntrusted", what, got, err)
 		}

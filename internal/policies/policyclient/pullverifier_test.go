@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -35,9 +34,7 @@ type fakeVerifier struct {
 	asked []policyclient.VerifyRequest
 }
 
-func (v *fakeVerifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer requirement.Report,
-	err error,
-) {
+func (v *fakeVerifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (a requirement.Report, _ error) {
 	v.mu.Lock()
 	v.asked = append(v.asked, r)
 	v.mu.Unlock()
@@ -45,7 +42,7 @@ func (v *fakeVerifier) Verify(ctx context.Context, r policyclient.VerifyRequest)
 		v.release(r)
 	}
 	if ctx.Err() != nil {
-		return answer, ctx.Err()
+		return a, ctx.Err()
 	}
 	for _, hash := range r.Requirements {
 		result := v.result
@@ -53,9 +50,9 @@ func (v *fakeVerifier) Verify(ctx context.Context, r policyclient.VerifyRequest)
 			result = other
 		}
 		result.Requirement = hash
-		answer.Results = append(answer.Results, result)
+		a.Results = append(a.Results, result)
 	}
-	return answer, v.err
+	return a, v.err
 }
 
 // requests returns the number of requests since the last call.
@@ -71,12 +68,10 @@ func signedRule(tb testing.TB, key, images string) requirement.Rule {
 	tb.Helper()
 	p, err := requirement.ParsePattern(images, requirement.KyvernoSyntax)
 	must(tb, err)
+	by := &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}
 	return requirement.Rule{
 		Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{
-			Public: []byte(key),
-			Hash:   "sha256",
-		}}},
+		Requirement: &requirement.Requirement{SignedBy: by},
 	}
 }
 
@@ -84,21 +79,14 @@ func openStore(tb testing.TB) *records.Store {
 	tb.Helper()
 	s, _, err := records.Open(filepath.Join(tb.TempDir(), "records.db"), records.Options{})
 	must(tb, err)
-	tb.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
+	tb.Cleanup(func() { must(tb, s.Close()) })
 	return s
 }
 
 // fixture returns an Endorser with a rule for all images of repo.test, and what it uses.
 func fixture(tb testing.TB, v *fakeVerifier, change func(*policyclient.EndorserOptions)) *policyclient.Endorser {
 	tb.Helper()
-	o := policyclient.EndorserOptions{
-		Store: openStore(tb), Verifier: v, State: policyclient.NewEndorserState(),
-		PolicyHash: "h",
-	}
+	o := policyclient.EndorserOptions{Store: openStore(tb), Verifier: v, State: policyclient.NewEndorserState()}
 	if change != nil {
 		change(&o)
 	}
@@ -127,6 +115,8 @@ func containerOf(namespace, image string) admission.Subject {
 	}
 }
 
+var app = containerOf("team", name)
+
 func pulled(password string) admission.Pull {
 	return admission.Pull{Login: admission.Login{Username: "tenant", Password: password}}
 }
@@ -143,61 +133,54 @@ func unmet(reason string) requirement.Result {
 }
 
 func TestEveryResult(t *testing.T) {
-	const missing, unavailable = admission.EndorsementMissing, policyclient.Unavailable
-	for _, tc := range []struct {
-		name    string
-		result  requirement.Result
-		err     error
+	type want struct {
 		answer  admission.Answer
 		reason  admission.Reason
 		outcome string
 		again   int // requests of a second pull
+	}
+	denied := func(reason admission.Reason) want { return want{admission.Deny, reason, policyclient.Denied, 0} }
+	unavailable := want{admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1}
+	for name, tc := range map[string]struct {
+		result requirement.Result
+		err    error
+		want   want
 	}{
-		{"met", met, nil, admission.Admit, "", policyclient.Endorsed, 0},
-		{"missing", unmet("SIGNATURE_MISSING"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		{"invalid", unmet("SIGNATURE_INVALID"), nil, admission.Deny, admission.SignatureInvalid, policyclient.Denied, 0},
-		{"identity", unmet("IDENTITY_MISMATCH"), nil, admission.Deny, admission.IdentityMismatch, policyclient.Denied, 0},
-		{"content", unmet("CONTENT_MISMATCH"), nil, admission.Deny, admission.ContentMismatch, policyclient.Denied, 0},
-		{"limit", unmet("LIMIT_EXCEEDED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		{"denied", unmet("REGISTRY_DENIED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		{"unavailable", unmet("REGISTRY_UNAVAILA" +
-			"BLE"), nil, admission.Unverified, missing, unavailable, 1},
-		{"not reached", met, policyclient.ErrNotReached, admission.Unverified, missing, unavailable, 1},
-		{"timed out", met, policyclient.ErrTimedOut, admission.Unverified, missing, unavailable, 1},
-		{"other folder", met, policyclient.ErrOtherPolicies, admission.Unverified, missing, unavailable, 1},
-		{"lost", met, policyclient.ErrLost, admission.Unverified, missing, unavailable, 1},
-		{"failed", met, policyclient.ErrFailed, admission.Unverified, missing, unavailable, 1},
+		"met":          {met, nil, want{admission.Admit, "", policyclient.Endorsed, 0}},
+		"missing":      {unmet("SIGNATURE_MISSING"), nil, denied(admission.SignatureMissing)},
+		"invalid":      {unmet("SIGNATURE_INVALID"), nil, denied(admission.SignatureInvalid)},
+		"identity":     {unmet("IDENTITY_MISMATCH"), nil, denied(admission.IdentityMismatch)},
+		"content":      {unmet("CONTENT_MISMATCH"), nil, denied(admission.ContentMismatch)},
+		"limit":        {unmet("LIMIT_EXCEEDED"), nil, denied(admission.SignatureMissing)},
+		"denied":       {unmet("REGISTRY_DENIED"), nil, denied(admission.SignatureMissing)},
+		"unavailable":  {unmet("REGISTRY_UNAVAILABLE"), nil, unavailable},
+		"not reached":  {met, policyclient.ErrNotReached, unavailable},
+		"timed out":    {met, policyclient.ErrTimedOut, unavailable},
+		"other folder": {met, policyclient.ErrOtherPolicies, unavailable},
+		"lost":         {met, policyclient.ErrLost, unavailable},
+		"failed":       {met, policyclient.ErrFailed, unavailable},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			v := &fakeVerifier{result: tc.result, err: tc.err}
 			var outcomes []string
 			e := fixture(t, v, func(o *policyclient.EndorserOptions) {
-				o.Outcome = func(s string) {
-					outcomes = append(outcomes,
-						s)
-				}
+				o.Outcome = func(s string) { outcomes = append(outcomes, s) }
 			})
-			d := verifyPull(e, containerOf("team", "repo.test/team/app:1"), "good")
+			d := verifyPull(e, app, "good")
 			reason, text := d.Refusal()
-			if d.Answer != tc.answer || reason != tc.reason || !slices.Equal(outcomes, []string{tc.outcome}) {
-				t.Errorf("%v %s, outcomes %v; want %v %s, %s", d.Answer, reason, outcomes, tc.answer, tc.reason, tc.outcome)
+			outcome := strings.Join(outcomes, " ")
+			after := decide(t, e, app)
+			v.requests()
+			verifyPull(e, app, "good")
+			if got := (want{d.Answer, reason, outcome, v.requests()}); got != tc.want {
+				t.Errorf("%+v; want %+v", got, tc.want)
 			}
-			if tc.answer == admission.Deny && !strings.Contains(text,
-				"the sentence of pullgate-policyd; required: key sha256:") {
+			if d.Answer == admission.Deny && !strings.Contains(text, "the sentence of pullgate-policyd; required: key sha256:") {
 				t.Errorf("%q does not say why and what is required", text)
 			}
-			after := decide(t, e, containerOf("team", "repo.test/team/app:1"))
-			if after.Admitted() != (tc.answer == admission.Admit) {
-				t.Errorf("the container: %+v", after)
-			}
-			if tc.answer == admission.Admit && (after.Findings[0].Digest != "sha256:signed" ||
+			if after.Admitted() != d.Admitted() || d.Admitted() && (after.Findings[0].Digest != "sha256:signed" ||
 				len(after.Findings[0].Signers) != 1) {
-				t.Errorf("finding %+v; want digest and signer", after.Findings[0])
-			}
-			v.requests()
-			verifyPull(e, containerOf("team", "repo.test/team/app:1"), "good")
-			if n := v.requests(); n != tc.again {
-				t.Errorf("%d requests for the next pull; want %d", n, tc.again)
+				t.Errorf("the container: %+v; want the answer to the pull, with digest and signer", after)
 			}
 		})
 	}
@@ -208,14 +191,13 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &fakeVerifier{result: unmet("SIGNATURE_MISSING")}
 		e := fixture(t, v, nil)
-		s := containerOf("team", name)
 		for _, tc := range []struct {
 			after    time.Duration
 			password string
 			asks     int
 		}{{0, "alice", 1}, {9 * time.Second, "alice", 0}, {0, "bob", 1}, {0, "alice", 0}, {2 * time.Second, "alice", 1}} {
 			time.Sleep(tc.after)
-			if d := verifyPull(e, s, tc.password); d.Answer != admission.Deny {
+			if d := verifyPull(e, app, tc.password); d.Answer != admission.Deny {
 				t.Errorf("%+v: %+v; want a denial", tc, d)
 			}
 			if n := v.requests(); n != tc.asks {
@@ -223,10 +205,10 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 			}
 		}
 		v.result = met
-		if d := verifyPull(e, s, "carol"); !d.Admitted() {
+		if d := verifyPull(e, app, "carol"); !d.Admitted() {
 			t.Errorf("another credential with a signature: %+v; want it admitted", d)
 		}
-		if d := verifyPull(e, s, "alice"); !d.Admitted() || v.requests() != 1 {
+		if d := verifyPull(e, app, "alice"); !d.Admitted() || v.requests() != 1 {
 			t.Errorf("with the endorsement: %+v; want it admitted whatever was denied before", d)
 		}
 	})
@@ -245,16 +227,15 @@ func TestADenialLeavesANewerEndorsement(t *testing.T) {
 			},
 		}
 		e := fixture(t, v, nil)
-		s := containerOf("team", name)
 		var all sync.WaitGroup
-		all.Go(func() { verifyPull(e, s, "bob") })
+		all.Go(func() { verifyPull(e, app, "bob") })
 		synctest.Wait()
-		if d := verifyPull(e, s, "alice"); !d.Admitted() {
+		if d := verifyPull(e, app, "alice"); !d.Admitted() {
 			t.Errorf("alice: %+v; want it admitted", d)
 		}
 		close(denied)
 		all.Wait()
-		if d := decide(t, e, s); !d.Admitted() {
+		if d := decide(t, e, app); !d.Admitted() {
 			t.Errorf("the image of alice after the denial of bob: %+v; want it admitted", d)
 		}
 	})
@@ -278,16 +259,15 @@ func TestSlowTenantsDelayOnlyThemselves(t *testing.T) {
 		if n := v.requests(); n != 2 {
 			t.Errorf("%d verifications at the same time; want 2", n)
 		}
-		if d := verifyPull(e, containerOf("team", name), "good"); !d.Admitted() {
+		if d := verifyPull(e, app, "good"); !d.Admitted() {
 			t.Errorf("another namespace: %+v; want it admitted at once", d)
 		}
 		// A caller that ends while it waits gets an answer at once.
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		waiting := containerOf("mallory", "repo.test/slow/another:1")
-		if d := admission.DecisionOf(e.PullVerifier(pulled("good")).Validate(ctx,
-			waiting)); d.Answer != admission.Unverified {
-			t.Errorf("a canceled pull: %+v; want Unverified", d)
+		if got := e.PullVerifier(pulled("good")).Validate(ctx, waiting); got[0].Answer != admission.Unverified {
+			t.Errorf("a canceled pull: %+v; want Unverified", got)
 		}
 		close(slow)
 		all.Wait()
@@ -305,7 +285,7 @@ func TestPullsWithDifferentCredentialsDoNotShare(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 6 {
 			all.Go(func() {
-				if d := verifyPull(e, containerOf("team", name), fmt.Sprint(i%2)); !d.Admitted() {
+				if d := verifyPull(e, app, fmt.Sprint(i%2)); !d.Admitted() {
 					t.Errorf("%+v; want it admitted", d)
 				}
 			})
@@ -324,8 +304,8 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	v := &fakeVerifier{result: met, release: func(policyclient.VerifyRequest) { cancel() }}
 	e := fixture(t, v, nil)
-	e.PullVerifier(pulled("good")).Validate(ctx, containerOf("team", name))
-	if d := decide(t, e, containerOf("team", name)); !d.Admitted() {
+	e.PullVerifier(pulled("good")).Validate(ctx, app)
+	if d := decide(t, e, app); !d.Admitted() {
 		t.Errorf("%+v; want the endorsement", d)
 	}
 }
@@ -334,19 +314,13 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 func TestAPanicEndsTheVerification(t *testing.T) {
 	v := &fakeVerifier{result: met, release: func(policyclient.VerifyRequest) { panic("defect") }}
 	e := fixture(t, v, nil)
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{
-		Name:      admission.SignatureValidator,
-		Validator: e,
-	}}}, nil)
-	d := chain.Ask(t.Context(), admission.Named{
-		Name:      admission.SignatureValidator,
-		Validator: e.PullVerifier(pulled("good")),
-	}, containerOf("team", name))
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: "v", Validator: e}}}, nil)
+	d := chain.Ask(t.Context(), admission.Named{Name: "v", Validator: e.PullVerifier(pulled("good"))}, app)
 	if d.Admitted() || d.Findings[0].Reason != admission.ValidatorFailed {
 		t.Errorf("%+v; want VALIDATOR_FAILED", d)
 	}
 	v.release = nil
-	if d := verifyPull(e, containerOf("team", name), "good"); !d.Admitted() {
+	if d := verifyPull(e, app, "good"); !d.Admitted() {
 		t.Errorf("afterwards: %+v; want it admitted", d)
 	}
 }
@@ -357,8 +331,7 @@ func TestEndorserReadsOtherPoliciesAgain(t *testing.T) {
 	e := fixture(t, old, func(o *policyclient.EndorserOptions) {
 		o.Successor = func(context.Context) *policyclient.Endorser { return next }
 	})
-	if d := verifyPull(e, containerOf("team", name), "good"); !d.Admitted() || old.requests() != 1 ||
-		current.requests() != 1 {
+	if d := verifyPull(e, app, "good"); !d.Admitted() || old.requests() != 1 || current.requests() != 1 {
 		t.Errorf("%+v; want the answer by the policies that are read again", d)
 	}
 }
@@ -394,11 +367,10 @@ func TestATimeoutExtendsNoEndorsement(t *testing.T) {
 	} {
 		store := openStore(t)
 		e := fixture(t, &fakeVerifier{err: err}, func(o *policyclient.EndorserOptions) {
-			o.Store, o.Validity, o.Grace = store,
-				time.Hour, 24*time.Hour
+			o.Store, o.Validity, o.Grace = store, time.Hour, 24*time.Hour
 		})
 		expire(t, store)
-		if d := verifyPull(e, containerOf("team", name), "good"); d.Admitted() != want {
+		if d := verifyPull(e, app, "good"); d.Admitted() != want {
 			t.Errorf("%v: %+v; want admitted %v", err, d, want)
 		}
 	}
@@ -409,24 +381,23 @@ func TestFaultsOfTheStore(t *testing.T) {
 		v := &fakeVerifier{result: met}
 		f := &faulty{Store: openStore(t), fail: fail}
 		e := fixture(t, v, func(o *policyclient.EndorserOptions) {
-			o.Store, o.Validity, o.Grace = f, time.Hour,
-				24*time.Hour
+			o.Store, o.Validity, o.Grace = f, time.Hour, 24*time.Hour
 		})
 		expire(t, f.Store)
 		v.result = unmet("SIGNATURE_MISSING") // ends the expired endorsement
-		if d := verifyPull(e, containerOf("team", name), "good"); d.Answer != admission.Deny {
+		if d := verifyPull(e, app, "good"); d.Answer != admission.Deny {
 			t.Errorf("fault %d: %+v; want a denial", fail, d)
 		}
 		v.result = unmet("REGISTRY_UNAVAILABLE")
-		if d := verifyPull(e, containerOf("team", name), "other"); d.Answer != admission.Unverified {
+		if d := verifyPull(e, app, "other"); d.Answer != admission.Unverified {
 			t.Errorf("fault %d: an outage after a denial: %+v; want Unverified", fail, d)
 		}
 		v.result = met
-		d := verifyPull(e, containerOf("team", name), "good2")
-		if container := decide(t, e, containerOf("team", name)); container.Admitted() != d.Admitted() {
+		d := verifyPull(e, app, "good2")
+		if container := decide(t, e, app); container.Admitted() != d.Admitted() {
 			t.Errorf("fault %d: pull %v, container %v", fail, d.Answer, container.Answer)
 		}
-		if d = verifyPull(e, containerOf("team", name), "good3"); !d.Admitted() {
+		if d = verifyPull(e, app, "good3"); !d.Admitted() {
 			t.Errorf("fault %d: %+v; want it admitted in the end", fail, d)
 		}
 		if f.calls < fail {
@@ -439,7 +410,7 @@ func TestFaultsOfTheStore(t *testing.T) {
 func BenchmarkValidate(b *testing.B) {
 	v := &fakeVerifier{result: met}
 	e := fixture(b, v, nil)
-	s := containerOf("team", name)
+	s := app
 	if d := verifyPull(e, s, "good"); !d.Admitted() {
 		b.Fatal(d)
 	}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unicode"
@@ -19,24 +18,27 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
+type (
+	request = policyclient.ReviewRequest
+	result  = policyfiles.Answer
+	answers = func(request) ([]result, error)
+	options = policyclient.ReviewerOptions
+)
+
 // A policyd answers like pullgate-policyd.
 type fakePolicyd struct {
-	answer func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
-
-	mu    sync.Mutex
-	asked []policyclient.ReviewRequest
+	answer answers
+	asked  []request
 }
 
-func (p *fakePolicyd) Review(_ context.Context, r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *fakePolicyd) Review(_ context.Context, r request) ([]result, error) {
 	p.asked = append(p.asked, r)
 	return p.answer(r)
 }
 
 // by returns one result of each backend about each image.
-func by(backends ...policyclient.ReviewResult) func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
-	return func(r policyclient.ReviewRequest) (all []policyclient.ReviewResult, err error) {
+func by(backends ...result) func(request) ([]result, error) {
+	return func(r request) (all []result, err error) {
 		for _, b := range backends {
 			for _, image := range slices.Concat(r.Images, r.VolumeImages) {
 				b.Image = image
@@ -47,8 +49,8 @@ func by(backends ...policyclient.ReviewResult) func(policyclient.ReviewRequest) 
 	}
 }
 
-func fails(err error) func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
-	return func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) { return nil, err }
+func fails(err error) func(request) ([]result, error) {
+	return func(request) ([]result, error) { return nil, err }
 }
 
 // setOf returns the backends of files with these names; the content is that of the key imagePolicy, and what may stand
@@ -57,10 +59,8 @@ func setOf(tb testing.TB, contents map[string]string) policyfiles.Backends {
 	tb.Helper()
 	var list []policyfiles.File
 	for _, name := range slices.Sorted(maps.Keys(contents)) {
-		list = append(list, policyfiles.File{
-			Name: name + ".yaml",
-			Data: []byte("imagePolicy: {kubeConfigFile: /k" + contents[name]),
-		})
+		text := "imagePolicy: {kubeConfigFile: /k" + contents[name]
+		list = append(list, policyfiles.File{Name: name + ".yaml", Data: []byte(text)})
 	}
 	set, err := policyfiles.LoadBackends(list)
 	must(tb, err)
@@ -94,17 +94,17 @@ func subject(mounts ...admission.Mount) admission.Subject {
 	}
 }
 
-func allows(name string) policyclient.ReviewResult {
-	return policyclient.ReviewResult{Backend: name, Allowed: true}
+func allows(name string) result {
+	return result{Backend: name, Allowed: true}
 }
 
-func denies(name string) policyclient.ReviewResult {
-	return policyclient.ReviewResult{Backend: name, Reason: "not signed", Duration: 12 * time.Millisecond}
+func denies(name string) result {
+	return result{Backend: name, Reason: "not signed", Took: 12 * time.Millisecond}
 }
 
 func reviewer(t *testing.T, p *fakePolicyd, contents map[string]string) *policyclient.Reviewer {
 	t.Helper()
-	return policyclient.NewReviewer(setOf(t, contents), policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
+	return policyclient.NewReviewer(setOf(t, contents), options{Client: p, PolicyHash: "h"})
 }
 
 // decide returns the decision of a validator alone.
@@ -117,7 +117,7 @@ func TestRequestHasWhatBackendsMaySee(t *testing.T) {
 	p := &fakePolicyd{answer: by(allows("a"))}
 	v := reviewer(t, p, map[string]string{"a": closed})
 	got := v.Validate(t.Context(), subject(mount("data:1"), mount(""), mount("app:1"), mount("data:2"), mount("data:1")))
-	want := []policyclient.ReviewRequest{{
+	want := []request{{
 		PolicyHash: "h", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"data:1", "data:2"},
 		Annotations: map[string]string{"x.image-policy.k8s.io/ticket": "T-7"}, Backends: 1,
 	}}
@@ -132,76 +132,68 @@ func TestRequestHasWhatBackendsMaySee(t *testing.T) {
 
 // A row is what pullgate-policyd answers about app:1 to the backends a and b, and the decision.
 func TestAnswers(t *testing.T) {
-	failed := func(name string, allowed bool) policyclient.ReviewResult {
-		return policyclient.ReviewResult{
-			Backend: name, Failed: true, Allowed: allowed, Reason: "timed out",
-			Duration: 3 * time.Second,
-		}
+	failed := func(allowed bool) result {
+		return result{Backend: "a", Failure: "timed out", Allowed: allowed, Took: 3 * time.Second}
 	}
-	other := allows("a")
-	other.Image = "app:2"
-	about := func(r policyclient.ReviewResult) policyclient.ReviewResult { r.Image = "app:1"; return r }
-	list := func(all ...policyclient.ReviewResult) func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
-		return func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) { return all, nil }
-	}
-	notReached := fmt.Errorf("%w: no such file", policyclient.ErrNotReached)
+	list := func(all ...result) answers { return func(request) ([]result, error) { return all, nil } }
+	about := func(image string, r result) result { r.Image = image; return r }
+	another := list(about("app:1", allows("a")), about("app:2", allows("a")), about("app:1", allows("b")))
+	notReached := fails(fmt.Errorf("%w: no such file", policyclient.ErrNotReached))
+	a, b := allows("a"), allows("b")
+	const denied, unavailable = admission.ReviewDenied, admission.ReviewUnavailable
 	for _, tc := range []struct {
 		name   string
 		a, b   string
-		answer func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
+		answer answers
 		reason admission.Reason // "" if it admits
-		open   []string         // backends that admit without an answer
-		texts  []string
+		open   string           // backends that admit without an answer
+		text   string
 	}{
-		{"all allow", closed, closed, by(allows("a"), allows("b")), "", nil, nil},
-		{"one denies", open, open, by(allows("a"), denies("b")), admission.ReviewDenied, nil, []string{`image "app:1": ` +
-			`denied by the image review backend b after 12ms: not signed`}},
-		{"none answers, closed", closed, closed, fails(notReached), admission.ReviewUnavailable, nil, []string{"no valid " +
-			"answer from the image review backend a after 0s: pullgate-policyd not reached: no such file; denied"}},
-		{"none answers, open", open, absent, fails(notReached), "", []string{"a", "b"}, nil},
-		{"none answers, one is open", closed, absent, fails(notReached), admission.ReviewUnavailable, []string{"b"}, nil},
-		{"untrusted", absent, open, fails(policyclient.ErrUntrusted), admission.ReviewUnavailable, nil, nil},
-		{"timed out", absent, open, fails(policyclient.ErrTimedOut), admission.ReviewUnavailable, nil, nil},
-		{"lost", absent, open, fails(policyclient.ErrLost), admission.ReviewUnavailable, nil, []string{"connection to " +
-			"pullgate-policyd lost; denied"}},
-		{"failed", absent, open, fails(policyclient.ErrFailed), admission.ReviewUnavailable, nil, nil},
-		{"other policies", absent, open, fails(policyclient.ErrOtherPolicies), admission.ReviewUnavailable, nil, nil},
-		{"canceled", open, absent, fails(context.Canceled), admission.ReviewUnavailable, nil, nil},
-		{"a backend failed", open, closed, by(failed("a", true), allows("b")), "", []string{"a"}, nil},
+		{"all allow", closed, closed, by(a, b), "", "", ""},
 		{
-			"a backend failed, closed", closed, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil,
-			[]string{"backend a after 3s: timed out; denied"},
+			"one denies", open, open, by(a, denies("b")), denied, "",
+			`image "app:1": denied by the image review backend b after 12ms: not signed`,
 		},
-		{"policyd alone is open", closed, closed, by(failed("a", true), allows("b")), admission.ReviewUnavailable, nil, nil},
-		{"policyd alone is closed", open, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, nil},
-		{"missing", closed, closed, by(allows("a")), admission.ReviewUnavailable, nil, []string{"backend b"}},
-		{"missing, open", closed, open, by(allows("a")), admission.ReviewUnavailable, nil, nil},
-		{"none", closed, closed, list(), admission.ReviewUnavailable, nil, nil},
-		{"twice", closed, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, []string{"ba" +
-			"ckend a"}},
-		{"twice, one denies", open, open, by(allows("a"), denies("a"), allows("b")), admission.ReviewDenied, nil, nil},
-		{"twice, open", open, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, nil},
-		{"another backend", closed, open, by(allows("a"), allows("b"), allows("c")), admission.ReviewUnavailable, nil, nil},
-		{"another backend, a " +
-			"denial", open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, nil, nil},
 		{
-			"another image", closed, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable,
-			nil,
-			[]string{"backend a"},
+			"none answers, closed", closed, closed, notReached, unavailable, "", "no valid answer from the image review " +
+				"backend a after 0s: pullgate-policyd not reached: no such file; denied",
 		},
-		{"another image of an open " +
-			"one", open, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, nil},
+		{"none answers, open", open, absent, notReached, "", "a b", ""},
+		{"none answers, one is open", closed, absent, notReached, unavailable, "b", ""},
+		{"untrusted", absent, open, fails(policyclient.ErrUntrusted), unavailable, "", ""},
+		{"timed out", absent, open, fails(policyclient.ErrTimedOut), unavailable, "", ""},
+		{"lost", absent, open, fails(policyclient.ErrLost), unavailable, "", "connection to pullgate-policyd lost; denied"},
+		{"failed", absent, open, fails(policyclient.ErrFailed), unavailable, "", ""},
+		{"other policies", absent, open, fails(policyclient.ErrOtherPolicies), unavailable, "", ""},
+		{"canceled", open, absent, fails(context.Canceled), unavailable, "", ""},
+		{"a backend failed", open, closed, by(failed(true), b), "", "a", ""},
+		{
+			"a backend failed, closed", closed, closed, by(failed(false), b), unavailable, "",
+			"backend a after 3s: timed out; denied",
+		},
+		{"policyd alone is open", closed, closed, by(failed(true), b), unavailable, "", ""},
+		{"policyd alone is closed", open, closed, by(failed(false), b), unavailable, "", ""},
+		{"missing", closed, closed, by(a), unavailable, "", "backend b"},
+		{"missing, open", closed, open, by(a), unavailable, "", ""},
+		{"none", closed, closed, list(), unavailable, "", ""},
+		{"twice", closed, closed, by(a, a, b), unavailable, "", "backend a"},
+		{"twice, one denies", open, open, by(a, denies("a"), b), denied, "", ""},
+		{"twice, open", open, closed, by(a, a, b), unavailable, "", ""},
+		{"another backend", closed, open, by(a, b, allows("c")), unavailable, "", ""},
+		{"another backend, a denial", open, open, by(denies("a"), b, allows("c")), denied, "", ""},
+		{"another image", closed, closed, another, unavailable, "", "backend a"},
+		{"another image of an open one", open, closed, another, unavailable, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var failures []string
-			v := policyclient.NewReviewer(setOf(t, map[string]string{"a": tc.a, "b": tc.b}), policyclient.ReviewerOptions{
-				Client: &fakePolicyd{answer: tc.answer}, PolicyHash: "h",
-				Failed: func(f policyclient.ReviewFailure) { failures = append(failures, f.Answer.Backend) },
+			v := policyclient.NewReviewer(setOf(t, map[string]string{"a": tc.a, "b": tc.b}), options{
+				Client: &fakePolicyd{answer: tc.answer},
+				Failed: func(a result, _, _ string) { failures = append(failures, a.Backend) },
 			})
 			d := decide(t, v, subject())
 			reason, text := d.Refusal()
-			if reason != tc.reason || d.Admitted() != (tc.reason == "") {
-				t.Errorf("%s, %q; want %s", reason, text, tc.reason)
+			if reason != tc.reason || d.Admitted() != (tc.reason == "") || !strings.Contains(text, tc.text) {
+				t.Errorf("%s, %q; want %s, %s", reason, text, tc.reason, tc.text)
 			}
 			var open []string
 			for _, f := range d.Findings {
@@ -212,78 +204,56 @@ func TestAnswers(t *testing.T) {
 					t.Errorf("finding %+v", f)
 				}
 			}
-			if !slices.Equal(open, tc.open) {
-				t.Errorf("failed open: %q; want %q", open, tc.open)
-			}
-			for _, o := range tc.open {
-				if !slices.Contains(failures, o) {
-					t.Errorf("failures %q; want %s", failures, o)
-				}
-			}
-			if tc.name == "canceled" && failures != nil {
-				t.Errorf("failures %q of a call that was canceled", failures)
-			}
-			for _, want := range tc.texts {
-				if !strings.Contains(text, want) {
-					t.Errorf("%q; want %s", text, want)
-				}
+			if got := strings.Join(open, " "); got != tc.open || !strings.Contains(strings.Join(failures, " "), tc.open) ||
+				tc.name == "canceled" && failures != nil {
+				t.Errorf("failed open: %q, failures %q; want %q", got, failures, tc.open)
 			}
 		})
 	}
 }
 
 func TestWhatIsNotKnownIsDenied(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
+	var unknown admission.Value[string]
+	for name, tc := range map[string]struct {
 		change func(*admission.Subject)
-		denied bool
-		of     string
+		of     string // "" if it is not denied
 	}{
-		{"image", func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, true, "the name of its " +
-			"image"},
-		{"empty image", func(s *admission.Subject) { s.Container.Image = admission.Set("") }, true, "the name of its image"},
-		{"mounts", func(s *admission.Subject) { s.Container.Mounts = admission.Value[[]admission.Mount]{} }, true, "the " +
-			"images that it mounts"},
-		{
-			"an image that it mounts",
-			func(s *admission.Subject) { s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}}) }, true,
-			"the images that it mounts",
+		"image":       {func(s *admission.Subject) { s.Container.Image = unknown }, "the name of its image"},
+		"empty image": {func(s *admission.Subject) { s.Container.Image = admission.Set("") }, "the name of its image"},
+		"mounts":      {func(s *admission.Subject) { s.Container.Mounts = mounts{} }, "the images that it mounts"},
+		"an image that it mounts": {func(s *admission.Subject) {
+			s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}})
+		}, "the images that it mounts"},
+		"annotations": {func(s *admission.Subject) { s.Pod.ReviewAnnotations = texts{} }, "the annotations of its pod"},
+		"namespace":   {func(s *admission.Subject) { s.Pod.Namespace = "" }, "its namespace"},
+		"of another namespace": {
+			func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", unknown }, "",
 		},
-		{
-			"annotations", func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Value[map[string]string]{} }, true,
-			"the annotations of its pod",
-		},
-		{"namespace", func(s *admission.Subject) { s.Pod.Namespace = "" }, true, "its namespace"},
-		{"of another namespace", func(s *admission.Subject) {
-			s.Pod.Namespace, s.Container.Image = "other",
-				admission.Value[string]{}
-		}, false, ""},
-		{"labels", func(s *admission.Subject) { s.Pod.Labels = admission.Value[map[string]string]{} }, false, ""},
+		"labels": {func(s *admission.Subject) { s.Pod.Labels = texts{} }, ""},
 	} {
 		p := &fakePolicyd{answer: by(allows("a"))}
-		v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open + "\nmatch: {namespaces: [team]}"}),
-			policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
+		v := reviewer(t, p, map[string]string{"a": open + "\nmatch: {namespaces: [team]}"})
 		s := subject()
 		tc.change(&s)
 		reason, text := decide(t, v, s).Refusal()
-		if (reason == admission.FieldUnknown) != tc.denied || !strings.Contains(text, tc.of) || tc.denied &&
-			len(p.asked) > 0 {
-			t.Errorf("%s: %s, %q, %d requests; want a denial without a request: %v", tc.name, reason, text, len(p.asked),
-				tc.denied)
+		if denied := tc.of != ""; (reason == admission.FieldUnknown) != denied || !strings.Contains(text, tc.of) ||
+			denied && len(p.asked) > 0 {
+			t.Errorf("%s: %s, %q, %d requests; want a denial without a request: %v", name, reason, text, len(p.asked), denied)
 		}
 	}
 }
 
+type (
+	mounts = admission.Value[[]admission.Mount]
+	texts  = admission.Value[map[string]string]
+)
+
 func TestImageVolumesAreReviewedByBackendsThatIncludeThem(t *testing.T) {
-	p := &fakePolicyd{answer: func(r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
-		return []policyclient.ReviewResult{
-			{Backend: "all", Image: "app:1", Allowed: true},
-			{Backend: "all", Image: "data:1", Allowed: true},
-			{Backend: "own", Image: "app:1", Allowed: true},
-		}, nil
+	p := &fakePolicyd{answer: func(r request) ([]result, error) {
+		all, err := by(allows("all"), allows("own"))(r)
+		return all[:3], err // own is not asked about data:1
 	}}
-	set := setOf(t, map[string]string{"all": closed, "own": closed + "\nincludeImageVolumes: false"})
-	v := policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p})
+	v := reviewer(t, p, map[string]string{"all": closed, "own": closed + "\nincludeImageVolumes: false"})
 	if d := decide(t, v, subject(mount("data:1"))); !d.Admitted() || len(d.Findings) != 3 {
 		t.Errorf("%+v; want three findings that admit", d)
 	}
@@ -298,8 +268,7 @@ func TestImageVolumesAreReviewedByBackendsThatIncludeThem(t *testing.T) {
 
 func TestPolicydIsAskedOnlyIfABackendApplies(t *testing.T) {
 	p := &fakePolicyd{answer: fails(errors.New("asked"))}
-	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": closed + "\nmatch: {namespaces: [other]}"}),
-		policyclient.ReviewerOptions{Client: p})
+	v := reviewer(t, p, map[string]string{"a": closed + "\nmatch: {namespaces: [other]}"})
 	sandbox := subject()
 	sandbox.Stage, sandbox.Container = admission.StageSandbox, nil
 	for name, s := range map[string]admission.Subject{"another namespace": subject(), "a sandbox": sandbox} {
@@ -311,10 +280,8 @@ func TestPolicydIsAskedOnlyIfABackendApplies(t *testing.T) {
 	without := subject()
 	without.Container = nil
 	at := func(stage admission.Stage) admission.Subject { s := subject(); s.Stage = stage; return s }
-	for _, s := range []admission.Subject{
-		without, at(admission.StageAdmission), at(admission.StageTemplate),
-		at(admission.StageImageReview), at(99),
-	} {
+	webhook, template, images := at(admission.StageAdmission), at(admission.StageTemplate), at(admission.StageImageReview)
+	for _, s := range []admission.Subject{without, webhook, template, images, at(99)} {
 		if got := v.Validate(t.Context(), s); got != nil || p.asked != nil {
 			t.Errorf("stage %d: %+v; want no finding, which denies", s.Stage, got)
 		}
@@ -331,10 +298,8 @@ func TestARequestThatIsTooLargeIsDenied(t *testing.T) {
 	}
 	large := subject()
 	large.Pod.ReviewAnnotations = admission.Set(map[string]string{"a.image-policy.k8s.io/b": strings.Repeat("x", 513<<10)})
-	for name, s := range map[string]admission.Subject{
-		"images": subject(many...), "annotations": large,
-		"a name": subject(mount(strings.Repeat("x", 513<<10))),
-	} {
+	long := subject(mount(strings.Repeat("x", 513<<10)))
+	for name, s := range map[string]admission.Subject{"images": subject(many...), "annotations": large, "a name": long} {
 		if reason, text := decide(t, v, s).Refusal(); reason != admission.ReviewUnavailable || p.asked != nil {
 			t.Errorf("%s: %s, %.80q; want a denial without a request", name, reason, text)
 		}
@@ -348,8 +313,7 @@ func TestWhatIsKeptOfAnswersIsBounded(t *testing.T) {
 	long := denies("a")
 	long.Reason = strings.Repeat("é", 4000)
 	long.AuditAnnotations = map[string]string{"a": "kept", "b": strings.Repeat("x", 17<<10), "c": "after it"}
-	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open}),
-		policyclient.ReviewerOptions{Client: &fakePolicyd{answer: by(long)}})
+	v := reviewer(t, &fakePolicyd{answer: by(long)}, map[string]string{"a": open})
 	f := v.Validate(t.Context(), subject())[0]
 	if len(f.Message) > 1200 || !strings.HasSuffix(f.Message, "é") ||
 		!maps.Equal(f.AuditAnnotations, map[string]string{"a": "kept"}) {
@@ -360,22 +324,19 @@ func TestWhatIsKeptOfAnswersIsBounded(t *testing.T) {
 // Text of backends and of pullgate-policyd gets into logs, events and terminals.
 func TestTextsAreOnePrintableLine(t *testing.T) {
 	const hostile = "line\nW1122 forged\x1b[2J\u202e\x00\xff"
-	failed := policyclient.ReviewResult{
-		Backend: "a", Failed: true, Allowed: true,
-		Reason: hostile + strings.Repeat("x", 1<<20),
-	}
-	silent := policyclient.ReviewResult{Backend: "a", Failed: true, Allowed: true}
+	failed := result{Backend: "a", Allowed: true, Failure: hostile + strings.Repeat("x", 1<<20)}
+	silent := result{Backend: "a", Allowed: true, Failure: " "}
 	denial := denies("a")
 	denial.Reason = hostile
-	for name, answer := range map[string]func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error){
+	for name, answer := range map[string]answers{
 		"a denial": by(denial), "a failure": by(failed), "a failure without a reason": by(silent),
 		"an error": fails(fmt.Errorf("%w: %s", policyclient.ErrFailed, hostile+strings.Repeat("x", 1<<20))),
 	} {
 		v := policyclient.NewReviewer(setOf(t, map[string]string{"a": absent}),
-			policyclient.ReviewerOptions{Client: &fakePolicyd{answer: answer}, Failed: func(f policyclient.ReviewFailure) {
-				if strings.ContainsFunc(f.Answer.Failure, func(r rune) bool { return !unicode.IsPrint(r) }) ||
-					f.Answer.Failure == "" || len(f.Answer.Failure) > 1024 {
-					t.Errorf("%s: logged %.200q", name, f.Answer.Failure)
+			options{Client: &fakePolicyd{answer: answer}, Failed: func(a result, _, _ string) {
+				if strings.ContainsFunc(a.Failure, func(r rune) bool { return !unicode.IsPrint(r) }) || a.Failure == "" ||
+					len(a.Failure) > 1024 {
+					t.Errorf("%s: logged %.200q", name, a.Failure)
 				}
 			}})
 		f := v.Validate(t.Context(), subject())[0]
@@ -390,26 +351,22 @@ func TestTextsAreOnePrintableLine(t *testing.T) {
 }
 
 func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
-	set := setOf(t, map[string]string{"a": closed})
+	set, other := setOf(t, map[string]string{"a": closed}), setOf(t, map[string]string{"b": closed})
 	for name, tc := range map[string]struct {
-		next    policyfiles.Backends
-		hash    string
-		answer  func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
-		admits  bool
-		asked   int
-		retried bool
+		next   policyfiles.Backends
+		hash   string
+		answer answers
+		admits bool
+		asked  int
 	}{
-		"the same":            {set, "h1", nil, false, 1, false},
-		"new ones":            {setOf(t, map[string]string{"b": closed}), "h2", by(allows("b")), true, 2, true},
-		"new ones deny":       {setOf(t, map[string]string{"b": closed}), "h2", by(denies("b")), false, 2, true},
-		"new ones ask nobody": {nil, "h2", nil, true, 1, false},
-		"other ones again": {
-			setOf(t, map[string]string{"b": closed}), "h2", fails(policyclient.ErrOtherPolicies), false,
-			2, true,
-		},
+		"the same":             {set, "h1", nil, false, 1},
+		"new ones":             {other, "h2", by(allows("b")), true, 2},
+		"new ones deny":        {other, "h2", by(denies("b")), false, 2},
+		"new ones ask nothing": {nil, "h2", nil, true, 1},
+		"other ones again":     {other, "h2", fails(policyclient.ErrOtherPolicies), false, 2},
 	} {
 		p := &fakePolicyd{}
-		p.answer = func(r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
+		p.answer = func(r request) ([]result, error) {
 			if r.PolicyHash == "h2" {
 				return tc.answer(r)
 			}
@@ -418,11 +375,8 @@ func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 		calls := 0
 		var next *policyclient.Reviewer
 		follow := func(context.Context) *policyclient.Reviewer { calls++; return next }
-		next = policyclient.NewReviewer(tc.next, policyclient.ReviewerOptions{
-			Client: p, PolicyHash: tc.hash,
-			Successor: follow,
-		})
-		v := policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h1", Successor: follow})
+		next = policyclient.NewReviewer(tc.next, options{Client: p, PolicyHash: tc.hash, Successor: follow})
+		v := policyclient.NewReviewer(set, options{Client: p, PolicyHash: "h1", Successor: follow})
 		if d := decide(t, v, subject()); d.Admitted() != tc.admits || len(p.asked) != tc.asked || calls != 1 {
 			t.Errorf("%s: %+v after %d requests and %d readings; want %v after %d", name, d, len(p.asked), calls, tc.admits,
 				tc.asked)
@@ -432,11 +386,8 @@ func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	p := &fakePolicyd{answer: by(denies("a"))}
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{
-		Name: admission.ReviewValidator,
-		Validator: policyclient.NewReviewer(
-			setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p}),
-	}}}, nil)
+	v := reviewer(t, p, map[string]string{"a": closed})
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: "review", Validator: v}}}, nil)
 	s := subject()
 	s.Offline = true
 	e := chain.Explain(t.Context(), s)

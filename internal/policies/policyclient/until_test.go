@@ -9,9 +9,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// imageName is name, which the rows hide.
-const imageName = name
-
 // An endorsement by a condition that reads the clock ends when the condition may end. Then the next pull verifies
 // again, and the old endorsement counts only during the grace, while the registry cannot be asked.
 func TestEndorsementsEndWithTheirConditions(t *testing.T) {
@@ -46,7 +43,7 @@ func TestEndorsementsEndWithTheirConditions(t *testing.T) {
 				})
 				verified := func() bool {
 					t.Helper()
-					d := verifyPull(e, containerOf("team", imageName), "good")
+					d := verifyPull(e, app, "good")
 					return d.Admitted() && v.requests() == 0
 				}
 				if verified() {
@@ -70,7 +67,7 @@ func TestEndorsementsEndWithTheirConditions(t *testing.T) {
 					want  bool
 				}{{0, tc.grace > 0}, {tc.grace - 2*time.Minute, tc.grace > 0}, {4 * time.Minute, false}} {
 					time.Sleep(max(0, at.later))
-					if d := verifyPull(e, containerOf("team", imageName), "good"); d.Admitted() != at.want {
+					if d := verifyPull(e, app, "good"); d.Admitted() != at.want {
 						t.Errorf("%v after its end, with an outage: %+v; want admitted %v", at.later, d, at.want)
 					}
 				}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 
-	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -47,9 +47,9 @@ func TestReviewPassesRequestAndResults(t *testing.T) {
 	var got []string
 	for _, r := range results {
 		got = append(got, fmt.Sprintf("%s %s allowed=%v cached=%v failed=%v open=%v %v", r.Backend, r.Image, r.Allowed,
-			r.Cached, r.Failed, r.Allowed && r.Failed, r.AuditAnnotations))
-		if r.Failed == (r.Reason == "" || r.Reason == "not signed") {
-			t.Errorf("%s: reason %q", r.Backend, r.Reason)
+			r.Cached, r.Failure != "", r.Allowed && r.Failure != "", r.AuditAnnotations))
+		if r.Failure != "" && r.Reason != "" || r.Reason != "" && r.Reason != "not signed" {
+			t.Errorf("%s: reason %q, failure %q", r.Backend, r.Reason, r.Failure)
 		}
 	}
 	slices.Sort(got)
@@ -76,7 +76,7 @@ func TestReviewPassesRequestAndResults(t *testing.T) {
 		}
 	}
 	again := testkit.Value(p.client().Review(t.Context(), request))(t)
-	known := func(r policyclient.ReviewResult) bool { return r.Cached && r.Backend == "scan" && r.Allowed }
+	known := func(r policyfiles.Answer) bool { return r.Cached && r.Backend == "scan" && r.Allowed }
 	if !slices.ContainsFunc(again, known) {
 		t.Errorf("again: %+v; want an answer of the cache", again)
 	}
@@ -113,7 +113,7 @@ func TestDenialArrivesBesideLongTexts(t *testing.T) {
 	if err != nil || len(results) != 4*256 {
 		t.Fatalf("%d results, %v; want 1024", len(results), err)
 	}
-	denied := slices.DeleteFunc(results, func(r policyclient.ReviewResult) bool { return r.Allowed })
+	denied := slices.DeleteFunc(results, func(r policyfiles.Answer) bool { return r.Allowed })
 	if len(denied) != 1 || denied[0].Backend != "scan" || denied[0].Reason != "not signed" {
 		t.Errorf("denied: %+v; want one", denied)
 	}

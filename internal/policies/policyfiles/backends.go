@@ -68,12 +68,13 @@ func (s Backends) Log(log klog.Logger) {
 
 // An Answer is what a backend, or its failure policy, says about an image.
 type Answer struct {
-	Backend, Image string // names; the image is as the pod has it, "" if the answer is about several
-	Allowed        bool
-	Reason         string        // of the backend; it can be ""
-	Failure        string        // why there is no valid answer; "" if there is one
-	Cached         bool          // It is an earlier answer.
-	Took           time.Duration // how long the backend was waited for
+	Backend, Image   string // names; the image is as the pod has it, "" if the answer is about several
+	Allowed          bool   // if there is no valid answer, by the failure policy of the backend
+	Reason           string // of the backend; it can be ""
+	AuditAnnotations map[string]string
+	Failure          string        // why there is no valid answer; "" if there is one
+	Cached           bool          // It is an earlier answer.
+	Took             time.Duration // how long the backend was waited for
 }
 
 // String returns a sentence for users, the same at the node and in the webhook.

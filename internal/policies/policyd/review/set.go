@@ -117,10 +117,9 @@ const maxAnnotations = 8192
 
 // A Result is what one backend says. The zero value denies.
 type Result struct {
-	// Answer is about all images. Its Reason, only of a denial, and its Failure are one line of at most 1,024 bytes.
-	policyfiles.Answer
+	// Answer is about all images. Its Reason, only of a denial, and its Failure are one line of at most 1,024 bytes. Its
 	// AuditAnnotations, at most 8 KiB, have keys without a prefix. The caller must not modify the map.
-	AuditAnnotations map[string]string
+	policyfiles.Answer
 	// FailedOpen reports that the images are allowed because the backend did not answer.
 	FailedOpen bool
 	Err        error // nil if the backend did answer. Its text can be that of a backend; Failure is for logs
