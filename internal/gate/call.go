@@ -20,10 +20,12 @@ type call struct {
 	began       time.Time
 	skipsAlways bool       // the kubelet sends no pre-check for imagePullPolicy Always
 	policies    *Admission // nil if there are none
+
+	sent map[string]tracker.Sent // without a credential, by the namespace of the pod
 }
 
 func (g *Gate) newCall(ctx context.Context, method string) *call {
-	return &call{method, time.Now(), g.c.AlwaysPrecheck.Skips(ctx), g.admitting.Load()}
+	return &call{method, time.Now(), g.c.AlwaysPrecheck.Skips(ctx), g.admitting.Load(), map[string]tracker.Sent{}}
 }
 
 func (u *use) keys() []any {
@@ -98,9 +100,16 @@ func (g *Gate) decide(
 ) decisionlog.Decision {
 	began := time.Now()
 	r.Pod, r.Name = u.pod, u.name
+	presented := r.Sent != (tracker.Sent{})
+	if !presented {
+		if _, known := u.sent[u.pod.Namespace]; !known {
+			u.sent[u.pod.Namespace] = g.c.Tracker.Sent(credential.Credential{}, u.pod)
+		}
+		r.Sent = u.sent[u.pod.Namespace]
+	}
 	r.Unasked = r.Unasked || u.pullPolicy == tracker.PullNever // the registry will not be asked
 	v := check(ctx, r)
-	if !v.Allowed() && v.Reason != policy.Absent && r.Credentials == nil {
+	if !v.Allowed() && v.Reason != policy.Absent && !presented {
 		r.Secrets = g.secrets(ctx, u)
 		if v.Reason == policy.NotProved && len(r.Secrets) > 0 {
 			v = check(ctx, r)

@@ -24,15 +24,16 @@ type pullCall struct {
 	*use
 
 	image      *runtimeapi.ImageSpec // as the client sent it
-	cred       credential.Credential
-	login      admission.Login // what the runtime uses of it; only if there are policies about signatures
-	seen       string          // the value of SeenAnnotation
-	present    tracker.Image   // the image that has the name on the node before the pull
-	hidden     bool            // a pre-check of this pod for this name is hidden
-	state      uint64          // of the images on the node when it was read, see imageChanges
-	quiet      bool            // that state is known
-	unendorsed bool            // it is hidden because the image lacked an endorsement
-	noPod      bool            // crictl, kubeadm
+	sent       tracker.Sent          // with the credential of the call
+	anonymous  bool                  // that is empty
+	login      admission.Login       // what the runtime uses of it; only if there are policies about signatures
+	seen       string                // the value of SeenAnnotation
+	present    tracker.Image         // the image that has the name on the node before the pull
+	hidden     bool                  // a pre-check of this pod for this name is hidden
+	state      uint64                // of the images on the node when it was read, see imageChanges
+	quiet      bool                  // that state is known
+	unendorsed bool                  // it is hidden because the image lacked an endorsement
+	noPod      bool                  // crictl, kubeadm
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved
@@ -45,18 +46,18 @@ func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	if config != nil {
 		pod = identify(config)
 	}
+	login := credential.Login{
+		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
+		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+	}.Decoded()
+	cred := credential.New(login)
 	p := &pullCall{
-		use:   g.use(c, pod, imageref.New(req.GetImage().GetImage())),
-		image: req.GetImage(),
-		cred: credential.New(credential.Login{
-			Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
-			IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
-		}),
-		seen:  config.GetAnnotations()[podindex.SeenAnnotation],
-		noPod: config == nil,
+		use: g.use(c, pod, imageref.New(req.GetImage().GetImage())), image: req.GetImage(),
+		sent: g.c.Tracker.Sent(cred, pod), anonymous: cred.Anonymous(),
+		seen: config.GetAnnotations()[podindex.SeenAnnotation], noPod: config == nil,
 	}
 	if c.signing() != nil {
-		p.login = loginOf(a, p.name)
+		p.login = loginOf(login, p.name)
 	}
 	if config != nil {
 		g.c.Pods.Learn(p.seen, pod)
@@ -100,8 +101,7 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 
 // judgePull judges by the credential of the pull; unasked says that the registry was not reached.
 func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker.Verdict {
-	own := []credential.Credential{p.cred}
-	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Credentials: own, Unasked: unasked})
+	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Sent: p.sent, Unasked: unasked})
 }
 
 // answered reports whether a verdict answers a request to prove access, which follows a hidden pre-check.
@@ -133,7 +133,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 
 	// Before the intent, because it may take a while, and before the client may disconnect.
 	var podSecrets []tracker.Secret
-	if !p.cred.Anonymous() {
+	if !p.anonymous {
 		podSecrets = g.secrets(ctx, p.use)
 	}
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
@@ -178,7 +178,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	} else if out.definite(err) {
 		end := pull.Refused
 		if out == pullDenied {
-			end = func() error { return pull.Denied(p.present, p.cred, p.pod) }
+			end = func() error { return pull.Denied(p.present, p.sent) }
 		}
 		g.ended(end)
 	}
@@ -230,7 +230,7 @@ func (g *Gate) verified(
 			p.keys()...)
 		return tracker.Verdict{}, pullError, tracker.Image{}
 	}
-	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
+	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Sent: p.sent, Secrets: podSecrets, Pod: p.pod})
 	if err != nil {
 		g.c.Log.Error(err, "Failed to write a pull record: the image needs proof from every other pod",
 			"image", p.name.String())
@@ -320,7 +320,8 @@ func (g *Gate) serveLocalImage(
 	}
 	// Without its UID, so that a pull that the registry has just refused leaves no grant for the next pre-check.
 	anonymous := g.use(p.call, tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}, p.name)
-	v = g.judge(ctx, anonymous, tracker.Request{Image: p.present, Credentials: []credential.Credential{}})
+	nothing := g.c.Tracker.Sent(credential.Credential{}, tracker.Pod{})
+	v = g.judge(ctx, anonymous, tracker.Request{Image: p.present, Sent: nothing})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }
 

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/codes"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
@@ -157,8 +156,8 @@ func admissionImage(img tracker.Image, name imageref.Ref) admission.Image {
 }
 
 // loginOf returns the credential of a pull as the runtime uses it: none if it is for another registry.
-func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) admission.Login {
-	if server := a.GetServerAddress(); server != "" {
+func loginOf(l credential.Login, name imageref.Ref) admission.Login {
+	if server := l.ServerAddress; server != "" {
 		if _, rest, ok := strings.Cut(server, "://"); ok {
 			server = rest
 		}
@@ -168,12 +167,7 @@ func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) admission.Login {
 			return admission.Login{}
 		}
 	}
-	c := admission.Login{
-		Username: a.GetUsername(), Password: a.GetPassword(),
-		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+	return admission.Login{
+		Username: l.Username, Password: l.Password, IdentityToken: l.IdentityToken, RegistryToken: l.RegistryToken,
 	}
-	if user, password, ok := credential.DecodeAuth(a.GetAuth()); ok && c.Username == "" && c.Password == "" {
-		c.Username, c.Password = user, password
-	}
-	return c
 }

@@ -44,23 +44,32 @@ type Login struct {
 	ServerAddress string
 	IdentityToken string
 	RegistryToken string
+
+	decoded, named bool
 }
 
-// New returns the credential of a login. If neither user name nor password is given, they are taken from Auth, as
-// runtimes do. If all values are empty, the credential is anonymous; with any other value, even only a password, it is
-// not, whatever a runtime would make of it.
-func New(l Login) Credential {
-	username, password, auth := l.Username, l.Password, l.Auth
-	named := username != ""
-	if user, pass, ok := DecodeAuth(auth); ok {
-		named = user != ""
-		same := user == username && pass == password
-		if username == "" && password == "" || same {
-			username, password, auth = user, pass, ""
+// Decoded returns the login without Auth, if that is valid and does not contradict the user name and the password. If
+// neither is given, they are taken from Auth, as runtimes do.
+func (l Login) Decoded() Login {
+	if l.decoded {
+		return l
+	}
+	l.decoded, l.named = true, l.Username != ""
+	if user, pass, ok := decodeAuth(l.Auth); ok {
+		l.named = user != ""
+		if l.Username == "" && l.Password == "" || l.Username == user && l.Password == pass {
+			l.Username, l.Password, l.Auth = user, pass, ""
 		}
 	}
-	fields := []string{username, password, l.IdentityToken, l.RegistryToken, l.ServerAddress, auth}
-	if strings.Join(fields[:4], "") == "" && auth == "" {
+	return l
+}
+
+// New returns the credential of a login, which need not be decoded. If all values are empty, the credential is
+// anonymous; with any other value, even only a password, it is not, whatever a runtime would make of it.
+func New(l Login) Credential {
+	l = l.Decoded()
+	fields := []string{l.Username, l.Password, l.IdentityToken, l.RegistryToken, l.ServerAddress, l.Auth}
+	if strings.Join(fields[:4], "") == "" && l.Auth == "" {
 		return Credential{} // a server address without other values is not a credential
 	}
 	// The length of each field precedes it, so that different credentials have different canonical forms.
@@ -69,12 +78,12 @@ func New(l Login) Credential {
 		canonical = binary.BigEndian.AppendUint64(canonical, uint64(len(f)))
 		canonical = append(canonical, f...)
 	}
-	return Credential{reveal: func() []byte { return canonical }, named: named}
+	return Credential{reveal: func() []byte { return canonical }, named: l.named}
 }
 
-// DecodeAuth returns username and password of the field auth of an AuthConfig; ok is false if it has none. Old clients
+// decodeAuth returns username and password of the field auth of an AuthConfig; ok is false if it has none. Old clients
 // pad the password with NUL.
-func DecodeAuth(auth string) (username, password string, ok bool) {
+func decodeAuth(auth string) (username, password string, ok bool) {
 	if auth == "" {
 		return "", "", false
 	}

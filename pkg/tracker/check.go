@@ -24,11 +24,11 @@ type Request struct {
 	Name imageref.Ref
 	// Image is the image to which the runtime resolves the name now.
 	Image Image
-	// Credentials are those that the pod presents, as with a pull; the tracker does not store them. If nil, the
-	// credentials that the runtime may hold for the pod's namespace count.
-	Credentials []credential.Credential
-	// Secrets are the known credentials of the pod's pull secrets for the name. They count like Credentials. If a Secret
-	// proved access with other content, its present content counts as proof too. Only the first credential.MaxOffers are
+	// Sent is the credential that the pod presents, as with a pull. Without it, the credential that the runtime may hold
+	// for the pod's namespace counts.
+	Sent Sent
+	// Secrets are the known credentials of the pod's pull secrets for the name. They count like Sent. If a Secret proved
+	// access with other content, its present content counts as proof too. Only the first credential.MaxOffers are
 	// considered, so that a pod cannot try thousands of credentials without a registry.
 	Secrets []Secret
 	// Except is a repository that is not considered; "" excludes none.
@@ -85,31 +85,14 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 // allocate, so that it has no pointer to the stack.
 type question struct {
 	Request
-	rules       *Rules          // SetRules affects all of a judgement or nothing
-	id          credential.ID   // of the first of Request.Credentials
-	ids         []credential.ID // of the others
-	ofNamespace credential.ID   // that the runtime may hold for the pod; "" if that does not count
+	rules *Rules // SetRules affects all of a judgement or nothing
 }
 
 func (t *Tracker) question(r Request) question {
 	q := question{Request: r, rules: t.rules.Load()}
-	q.Secrets = considered(r.Secrets)
-	for i, c := range r.Credentials {
-		id, _ := t.sent(c, r.Pod)
-		if i == 0 {
-			q.id = id
-		} else {
-			q.ids = append(q.ids, id)
-		}
-	}
-	if r.Credentials == nil { // a request that presents a credential asks whether that credential proves access
-		q.ofNamespace = t.ofNamespace(r.Pod)
-	}
+	q.Secrets = r.Secrets[:min(len(r.Secrets), credential.MaxOffers)]
+	q.Sent = t.sent(r.Sent, r.Pod)
 	return q
-}
-
-func considered(secrets []Secret) []Secret {
-	return secrets[:min(len(secrets), credential.MaxOffers)]
 }
 
 // choose judges the pairs of a request and returns the first verdict that allows; if none allows, the first verdict.

@@ -86,7 +86,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			proof := tracker.Proof{ImageID: []string{id1, id2}[pick(2)], Pod: tracker.Pod{}}
 			if pick(4) > 0 {
 				pw := passwords[pick(3)]
-				proof.Credential = secret(pw)
+				proof.Sent = w.sent(pw)
 				if pick(2) == 0 {
 					proof.Secrets = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref()}}
 				}
@@ -95,7 +95,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			case 0:
 				err = pull.Lost()
 			case 1:
-				err = pull.Denied(images[pick(4)], secret(passwords[pick(3)]), tracker.Pod{})
+				err = pull.Denied(images[pick(4)], w.sent(passwords[pick(3)]))
 			default:
 				_, err = pull.Proved(proof)
 			}

@@ -59,13 +59,12 @@ func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 // namespace's credential proves.
 func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
-	token := credential.New(credential.Login{IdentityToken: "token"})
+	token, a1 := credential.New(credential.Login{IdentityToken: "token"}), inNamespace("a1", "team-a")
 	pull := w.begin(app + ":1")
-	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}))(t)
+	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Sent: w.Sent(token, a1), Pod: a1}))(t)
 	ask := func(p tracker.Pod) tracker.Verdict {
 		return w.Check(t.Context(), tracker.Request{
-			Pod: p, Name: imageref.New(app + ":1"), Image: img,
-			Credentials: []credential.Credential{token},
+			Pod: p, Name: imageref.New(app + ":1"), Image: img, Sent: w.Sent(token, p),
 		})
 	}
 	w.want(ask(inNamespace("b1", "team-b")), policy.Reverify, policy.NotProved)
@@ -128,7 +127,7 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 	}
 	w.want(ask(), policy.Allow, policy.ProvedInGrace)
 	pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
-	testkit.Must(t, pull.Denied(img, credential.Credential{}, inNamespace("a1", "team-a")))
+	testkit.Must(t, pull.Denied(img, w.Sent(credential.Credential{}, inNamespace("a1", "team-a"))))
 	w.want(ask(), policy.Reverify, policy.ProofExpired)
 }
 

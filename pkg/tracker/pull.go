@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -104,11 +103,10 @@ type Proof struct {
 	// ImageID is the ID of the pulled image in the runtime's image list; image_ref of the answer to the pull may differ.
 	// It must not be empty.
 	ImageID string
-	// Credential is the one that was sent with the pull. An empty one opens the image, unless the runtime may have used
-	// one that it holds for the pod's namespace. A credential that the node offers for the repository opens the image too.
-	Credential credential.Credential
-	// Secrets are the known credentials of the pod's pull secrets for the name. Those that hold Credential are noted with
-	// it.
+	// Sent is what was sent with the pull. An empty credential opens the image, unless the runtime may have used one that
+	// it holds for the pod's namespace. A credential that the node offers for the repository opens the image too.
+	Sent Sent
+	// Secrets are the known credentials of the pod's pull secrets for the name. Those that hold Sent are noted with it.
 	Secrets []Secret
 	// Pod gets a grant, if it has a UID.
 	Pod Pod
@@ -127,7 +125,11 @@ func (p *Pull) Proved(proof Proof) (Verdict, error) {
 
 func (p *Pull) proved(proof Proof) (Verdict, error) {
 	t := p.t
-	id, from := t.sent(proof.Credential, proof.Pod)
+	sent := t.sent(proof.Sent, proof.Pod)
+	id, from := sent.id, []records.SecretRef(nil)
+	if sent.namespace != "" {
+		from = append(from, records.SecretRef{Namespace: sent.namespace})
+	}
 	v := Verdict{
 		Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
 		Pair:       records.Pair{ImageID: proof.ImageID, Repository: p.repository},
@@ -177,13 +179,11 @@ func (p *Pull) revokedSinceStart(pair records.Pair, g grant) bool {
 }
 
 // Denied ends the pull: the registry denied it. The intent is deleted. An earlier proof by the credential has no grace
-// from now on, because the registry can be asked. present is the image that had the name, and pod is the pod of the
-// pull.
-func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
+// from now on, because the registry can be asked. present is the image that had the name.
+func (p *Pull) Denied(present Image, by Sent) error {
 	return p.end(func() error {
 		pair := records.Pair{ImageID: present.ID, Repository: p.repository}
-		id, _ := p.t.sent(by, pod)
-		return p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: id, At: time.Now()})
+		return p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: by.id, At: time.Now()})
 	})
 }
 

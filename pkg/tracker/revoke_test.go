@@ -112,7 +112,7 @@ func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 		w.synced = nil
 		revoked.Go(func() { w.revokes(records.Revocation{Repository: app}) })
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("alice")})
+	v, err := pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent("alice"), Pod: pod("alice")})
 	revoked.Wait()
 	if err != nil || w.Grants() != 0 {
 		t.Errorf("Proved = %+v, %v with %d grants; want none", v, err, w.Grants())

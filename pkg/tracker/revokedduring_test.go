@@ -42,12 +42,12 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 			if name == "a twin's Secret" { // it holds the same credential, and is noted with it
 				pull := w.begin(app + ":1")
 				held := []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u2")}}
-				testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Secrets: held}))(t)
+				testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent("alice"), Secrets: held}))(t)
 			}
 			pull := w.begin(app + ":1")
 			w.revokes(tc.revoke(w))
 			v, err := pull.Proved(tracker.Proof{
-				ImageID: id1, Credential: secret(tc.password), Pod: pod("a"),
+				ImageID: id1, Sent: w.sent(tc.password), Pod: pod("a"),
 				Secrets: []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u1")}},
 			})
 			if err != nil || v.Allowed() != tc.proves || v.First != tc.proves {
@@ -74,7 +74,7 @@ func TestRevokedPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	pull := w.begin(app + ":1")
 	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
 	w.close()
-	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("a")}); err == nil ||
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent("alice"), Pod: pod("a")}); err == nil ||
 		w.Grants() > 0 {
 		t.Errorf("Proved = %v with %d grants; want an error and none", err, w.Grants())
 	}

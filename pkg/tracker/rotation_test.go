@@ -29,7 +29,7 @@ func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 	pull := w.begin(app + ":1")
 	from := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}}
 	if _, err := pull.Proved(tracker.Proof{
-		ImageID: id1, Credential: secret(password), Secrets: from,
+		ImageID: id1, Sent: w.sent(password), Secrets: from,
 		Pod: pod(uid),
 	}); err != nil {
 		w.t.Fatal(err)

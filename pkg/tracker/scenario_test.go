@@ -84,10 +84,10 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 		if d.HasArg("secrets") {
 			for _, pw := range d.CmdArgs[slices.IndexFunc(d.CmdArgs,
 				func(a datadriven.CmdArg) bool { return a.Key == "secrets" })].Vals {
-				r.Credentials = append(r.Credentials, secret(pw))
+				r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.key.ID(secret(pw))})
 			}
 		}
-		r.Secrets = w.held(t, d)
+		r.Secrets = append(r.Secrets, w.held(t, d)...)
 		v := w.Check(t.Context(), r)
 		first := ""
 		if v.First {
@@ -173,7 +173,7 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 	}
 	switch arg("ends") {
 	case "denied":
-		return said(pull.Denied(present, secret(arg("secret")), tracker.Pod{}))
+		return said(pull.Denied(present, w.sent(arg("secret"))))
 	case "refused":
 		return said(pull.Refused())
 	case "lost":
@@ -182,7 +182,7 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 		return "" // the end is not reported
 	}
 	v, err := pull.Proved(tracker.Proof{
-		ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Secrets: held,
+		ImageID: scenarioID(arg("id")), Sent: w.sent(arg("secret")), Secrets: held,
 		Pod: who,
 	})
 	if err != nil {

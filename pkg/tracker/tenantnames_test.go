@@ -71,7 +71,7 @@ func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	pull := w.begin(app + ":1")
 	w.EndPod("alice")
-	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("a"), Pod: pod("alice")}))(t)
+	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent("a"), Pod: pod("alice")}))(t)
 	if got := w.GrantedPods(); len(got) != 1 || got[0] != "alice" {
 		t.Errorf("GrantedPods = %v; want alice, for the caller to end", got)
 	}

@@ -35,7 +35,7 @@ func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 				if !ok {
 					err = pull.Refused()
 				} else {
-					_, err = pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("good"), Pod: who})
+					_, err = pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent("good"), Pod: who})
 				}
 				if err != nil {
 					t.Errorf("end of the pull = %v; want nil", err)
@@ -174,7 +174,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 		t.Errorf("BeginPull = %v; want ErrNoIntent", err)
 	}
 	before := w.Grants()
-	v, err := pull.Proved(tracker.Proof{ImageID: id2, Credential: secret("alice"), Pod: pod("carol")})
+	v, err := pull.Proved(tracker.Proof{ImageID: id2, Sent: w.sent("alice"), Pod: pod("carol")})
 	if err == nil || !v.Allowed() {
 		t.Errorf("Proved = %v, %v; want Allow, the registry let the pod have it, and an error", v.Verdict, err)
 	}

@@ -82,14 +82,10 @@ type bestProof struct {
 
 // proof returns the first of the best proofs in a record by the credentials of a request.
 func (q *question) proof(r *records.Record, now time.Time) (best bestProof) {
-	best.consider(q.rules, r, q.id, records.SecretRef{}, now)
-	for _, id := range q.ids {
-		best.consider(q.rules, r, id, records.SecretRef{}, now)
-	}
 	for i := range q.Secrets {
 		best.consider(q.rules, r, q.Secrets[i].Credential, q.Secrets[i].Ref, now)
 	}
-	best.consider(q.rules, r, q.ofNamespace, records.SecretRef{}, now)
+	best.consider(q.rules, r, q.Sent.id, records.SecretRef{}, now)
 	return best
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -63,13 +62,13 @@ func overTime(t *testing.T, random *rand.Rand) {
 					}
 				}
 			}
-			testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(pw), Secrets: held}))(t)
+			testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent(pw), Secrets: held}))(t)
 			was := model[pw]
 			model[pw] = &confirmed{at: time.Now(), held: bySecret || was != nil && was.held}
 			did = fmt.Sprintf("%s confirmed, by its Secret: %v", pw, bySecret)
 		case 1:
 			pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
-			testkit.Must(t, pull.Denied(img, secret(pw), tracker.Pod{}))
+			testkit.Must(t, pull.Denied(img, w.sent(pw)))
 			if m := model[pw]; m != nil {
 				m.denied = true
 			}
@@ -112,7 +111,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 				}
 				v := w.Check(t.Context(), tracker.Request{
 					Pod: pod(fmt.Sprintf("%d-%d-%v", step, i, unasked)), Name: imageref.New(app + ":1"), Image: img,
-					Credentials: []credential.Credential{secret(pw)}, Unasked: unasked,
+					Sent: w.sent(pw), Unasked: unasked,
 				})
 				if v.Reason != want || v.Allowed() != (want == policy.Proved || want == policy.ProvedInGrace) ||
 					v.InGrace != (want == policy.ProvedInGrace) {
@@ -183,7 +182,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		})
 		testkit.Must(t, err)
 		pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
-		testkit.Must(t, pull.Denied(img, secret("alice"), tracker.Pod{}))
+		testkit.Must(t, pull.Denied(img, w.sent("alice")))
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
@@ -191,7 +190,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		time.Sleep(2*time.Hour + time.Minute)
 		v := w.Check(t.Context(), tracker.Request{
 			Pod: pod("a"), Name: imageref.New(app + ":1"), Image: img,
-			Credentials: []credential.Credential{secret("alice")}, Unasked: true,
+			Sent: w.sent("alice"), Unasked: true,
 		})
 		w.want(v, policy.Reverify, policy.ProofExpired)
 	})
@@ -240,7 +239,7 @@ func (w *world) pulledBy(p tracker.Pod, password, uid string) {
 	pull := w.begin(app + ":1")
 	held := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref(uid)}}
 	if _, err := pull.Proved(tracker.Proof{
-		ImageID: id1, Credential: secret(password), Secrets: held,
+		ImageID: id1, Sent: w.sent(password), Secrets: held,
 		Pod: p,
 	}); err != nil {
 		w.t.Fatal(err)

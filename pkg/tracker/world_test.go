@@ -181,7 +181,7 @@ func (w *world) begin(name string) *tracker.Pull {
 func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict {
 	w.t.Helper()
 	pull := w.begin(name)
-	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: secret(password), Pod: p})
+	v, err := pull.Proved(tracker.Proof{ImageID: id, Sent: w.Sent(secret(password), p), Pod: p})
 	if err != nil {
 		w.t.Fatalf("Proved(%s) = %v; want nil", id, err)
 	}
@@ -192,11 +192,17 @@ func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict
 func (w *world) check(p tracker.Pod, name string, img tracker.Image, passwords ...string) tracker.Verdict {
 	w.t.Helper()
 	r := tracker.Request{Pod: p, Name: imageref.New(name), Image: img}
-	for _, pw := range passwords {
-		r.Credentials = append(r.Credentials, secret(pw))
+	for i, pw := range passwords {
+		if i == 0 {
+			r.Sent = w.Sent(secret(pw), p)
+		} else {
+			r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.key.ID(secret(pw))})
+		}
 	}
 	return w.Check(w.t.Context(), r)
 }
+
+func (w *world) sent(password string) tracker.Sent { return w.Sent(secret(password), tracker.Pod{}) }
 
 // accept marks what is selected, proved or not, and returns the pairs.
 func (w *world) accept(of records.Selection, dryRun bool) ([]records.Pair, error) {

@@ -52,11 +52,9 @@ func run(dir, pod, user, password string) (err error) {
 	}
 	defer func() { err = errors.Join(err, t.Flush(), t.Close()) }() // a daemon calls t.Run instead of t.Flush
 	who := tracker.Pod{UID: pod, Namespace: pod}
-	login := credential.New(credential.Login{Username: user, Password: password})
+	login := t.Sent(credential.New(credential.Login{Username: user, Password: password}), who)
 	image, _ := runtime.Image(ctx, name)
-	request := tracker.Request{Pod: who, Name: imageref.New(name), Image: image}
-	request.Credentials = []credential.Credential{login}
-	v := t.Check(ctx, request)
+	v := t.Check(ctx, tracker.Request{Pod: who, Name: imageref.New(name), Image: image, Sent: login})
 	if !v.Allowed() {
 		pull, err := t.BeginPull(ctx, imageref.New(name), image)
 		if err != nil {
@@ -65,7 +63,7 @@ func run(dir, pod, user, password string) (err error) {
 		if err := runtime.pull(password); err != nil {
 			return errors.Join(err, pull.Refused())
 		}
-		if v, err = pull.Proved(tracker.Proof{ImageID: id, Credential: login, Pod: who}); err != nil {
+		if v, err = pull.Proved(tracker.Proof{ImageID: id, Sent: login, Pod: who}); err != nil {
 			return err
 		}
 		fmt.Println("pulled", name)

@@ -225,7 +225,7 @@ func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 	must(w.t, err)
 	proof := tracker.Proof{ImageID: id, Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}}
 	if password != "" {
-		proof.Credential = secret(password)
+		proof.Sent = w.tracker.Sent(secret(password), pod)
 		proof.Secrets = []tracker.Secret{w.secretWith(password)}
 	}
 	must(w.t, errOf(pull.Proved(proof)))
