@@ -2,6 +2,7 @@ package condition
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,9 +42,9 @@ type part struct {
 	*expression
 }
 
-// Compile returns conditions that can be evaluated, or an error for each one that cannot be. at is the place of the
-// conditions in their file.
-func Compile(list []requirement.Conditions, at *field.Path) (*Compiled, field.ErrorList) {
+// Compile returns the conditions of a statement, or an error for each one that cannot be evaluated, which names its
+// place in the file of the policy.
+func Compile(s *requirement.Statement) (*Compiled, field.ErrorList) {
 	c := &Compiled{}
 	var errs field.ErrorList
 	compile := func(list []requirement.Condition, at *field.Path) (all []condition) {
@@ -82,8 +83,8 @@ func Compile(list []requirement.Conditions, at *field.Path) (*Compiled, field.Er
 		return all
 	}
 	conditions := 0
-	for i, b := range list {
-		at := at.Index(i)
+	for i, b := range s.Conditions {
+		at := field.NewPath(s.At).Index(i)
 		if conditions += len(b.All) + len(b.Any); conditions > maxConditions {
 			return nil, append(errs, field.TooMany(at, conditions, maxConditions))
 		}
@@ -184,14 +185,6 @@ func (o operand) evaluate(data any, now time.Time) (any, error) {
 	return all.String(), nil
 }
 
-// ReadsClock reports whether the answer can change without a change of the document.
-func (c *Compiled) ReadsClock() bool {
-	reads := func(c condition) bool { return c.key.readsClock() || c.value.readsClock() }
-	return slices.ContainsFunc(c.blocks, func(b block) bool {
-		return slices.ContainsFunc(b.all, reads) || slices.ContainsFunc(b.any, reads)
-	})
-}
-
 // A Result says whether a document meets conditions.
 type Result struct {
 	Met bool
@@ -199,18 +192,9 @@ type Result struct {
 	Until time.Time
 	// Open says that a time may come before Until when they are not met, and that it is not known.
 	Open bool
-	// Seen are the conditions that were compared, in the order of the file, up to the block that is not met.
-	Seen []Seen
-}
-
-// Seen is a condition that was compared with a document.
-type Seen struct {
-	requirement.Condition
-	// Key and Value are what was compared, as JSON; Key is "" if the document does not have it.
-	Key, Value string
-	Met        bool
-	// Failed says why an expression failed; "" if none did.
-	Failed string
+	// Why names the first condition that is not met, with its message and what was found. What was seen comes before
+	// the condition, because messages are cut.
+	Why string
 }
 
 // Evaluate compares a document, as encoding/json decodes it, at a time. The error is that of ctx.
@@ -240,7 +224,7 @@ func (c *Compiled) Evaluate(ctx context.Context, document any, now time.Time) (R
 }
 
 func (r *Result) and(o Result) {
-	r.Met, r.Open, r.Seen = r.Met && o.Met, r.Open || o.Open, append(r.Seen, o.Seen...)
+	r.Met, r.Open, r.Why = r.Met && o.Met, r.Open || o.Open, cmp.Or(r.Why, o.Why)
 	if r.Until.IsZero() || !o.Until.IsZero() && o.Until.Before(r.Until) {
 		r.Until = o.Until
 	}
@@ -248,32 +232,44 @@ func (r *Result) and(o Result) {
 
 // or keeps, of two results that are met, the one that is for longer.
 func (r *Result) or(o Result) {
-	o.Seen = append(r.Seen, o.Seen...)
 	longer := !r.Open && (o.Open || r.Until.IsZero() || !o.Until.IsZero() && o.Until.Before(r.Until))
 	if r.Met && (!o.Met || longer) {
-		r.Seen = o.Seen
 		return
+	}
+	if !o.Met {
+		o.Why = cmp.Or(r.Why, o.Why)
 	}
 	*r = o
 }
 
 func (c condition) evaluate(ctx context.Context, document any, now time.Time) Result {
-	seen := Seen{Condition: c.text}
-	if err := ctx.Err(); err != nil {
+	if ctx.Err() != nil {
 		return Result{}
 	}
 	key, v, err := c.operands(document, now)
-	seen.Key, seen.Value = shown(key), shown(v.any)
-	if err != nil {
-		seen.Failed = err.Error()
-		return Result{Seen: []Seen{seen}}
-	}
-	seen.Met = key != nil && v.any != nil && c.operator.compare(ctx, key, v)
-	r := Result{Met: seen.Met, Seen: []Seen{seen}}
-	if r.Met && (c.key.readsClock() || c.value.readsClock()) {
+	r := Result{Met: err == nil && key != nil && v.any != nil && c.operator.compare(ctx, key, v)}
+	switch {
+	case !r.Met:
+		r.Why = c.why(key, err)
+	case c.key.readsClock() || c.value.readsClock():
 		r.Until, r.Open = c.end(document, v.any, now)
 	}
 	return r
+}
+
+func (c condition) why(found any, err error) string {
+	text := "nothing found"
+	switch {
+	case err != nil:
+		text = err.Error()
+	case found != nil:
+		text = "found " + shown(found)
+	}
+	text += "; want " + c.text.String()
+	if c.text.Message != "" {
+		text = c.text.Message + "; " + text
+	}
+	return text
 }
 
 // operands returns what is compared; nil for what is absent. An error is for what must not be compared.
@@ -329,11 +325,8 @@ const (
 	maxText  = 64 << 10 // bounds a text that is made of parts, in bytes
 )
 
-// shown returns the beginning of a value as JSON, for messages; "" for nil.
+// shown returns the beginning of a value as JSON, for messages.
 func shown(v any) string {
-	if v == nil {
-		return ""
-	}
 	text := appendShown(nil, v)
 	if len(text) <= maxShown {
 		return string(text)
@@ -369,16 +362,6 @@ func appendShown(b []byte, v any) []byte {
 	return fmt.Append(b, v)
 }
 
-// CompileStatement compiles the conditions of a statement. The error joins all errors, which name their places in the
-// file of the policy.
-func CompileStatement(s *requirement.Statement) (*Compiled, error) {
-	c, errs := Compile(s.Conditions, field.NewPath(s.At))
-	if errs != nil {
-		return nil, errs.ToAggregate()
-	}
-	return c, nil
-}
-
 // Check returns why conditions of rules cannot be evaluated: all errors, each of which begins with the name of a file.
 func Check(rules []requirement.Rule) error {
 	var errs []error
@@ -392,7 +375,7 @@ func Check(rules []requirement.Rule) error {
 				continue
 			}
 			seen[s.Statement] = true
-			_, invalid := Compile(s.Statement.Conditions, field.NewPath(s.Statement.At))
+			_, invalid := Compile(s.Statement)
 			for _, err := range invalid {
 				errs = append(errs, fmt.Errorf("%s: %w", rules[i].File, err))
 			}

@@ -106,14 +106,6 @@ func parseEnvelope(data []byte, annotations map[string]string, accepted []string
 	})
 }
 
-// attTag returns the attestations of the older form, which are in an image of their own.
-func (r *run) attTag(ctx context.Context, repository, digest string) ([]candidate, error) {
-	if r.accepted == nil {
-		return nil, nil
-	}
-	return r.tagged(ctx, repository, digest, byAttTag, ".att")
-}
-
 // acceptedTypes returns the predicate types of the statements that leaves require.
 func acceptedTypes(leaves []*leaf) (types []string) {
 	for _, l := range leaves {
@@ -179,8 +171,9 @@ func (r *run) evaluate(ctx context.Context, l *leaf, s *signature) (condition.Re
 	}
 	result, err := condition.Result{}, s.unread
 	if err == nil {
-		if result, err = l.conditions.Evaluate(ctx, s.predicate, r.v.now()); err == nil {
-			err = notMet(want, result)
+		if result, err = l.conditions.Evaluate(ctx, s.predicate, r.v.now()); err == nil && !result.Met {
+			why := safetext.ASCII(result.Why, maxMiss)
+			err = fmt.Errorf("the attestation of type %s %w: %s", want.PredicateType, errCondition, why)
 		}
 	}
 	if ctx.Err() == nil {
@@ -226,27 +219,4 @@ func (s *signature) decode(ctx context.Context) (err error) {
 		return errors.New("the predicate of the attestation is not an object")
 	}
 	return nil
-}
-
-// notMet returns an error that names what was compared, and the condition that is not met. What was seen comes first,
-// because messages are cut.
-func notMet(s *requirement.Statement, result condition.Result) error {
-	if result.Met {
-		return nil
-	}
-	text := ""
-	if i := slices.IndexFunc(result.Seen, func(c condition.Seen) bool { return !c.Met }); i >= 0 {
-		c := result.Seen[i]
-		switch text = "found " + c.Key; {
-		case c.Failed != "":
-			text = c.Failed
-		case c.Key == "":
-			text = "nothing found"
-		}
-		text += "; want " + c.Condition.String()
-		if c.Message != "" {
-			text = c.Message + "; " + text
-		}
-	}
-	return fmt.Errorf("the attestation of type %s %w: %s", s.PredicateType, errCondition, safetext.ASCII(text, maxMiss))
 }

@@ -394,10 +394,10 @@ type silent struct {
 	answers bool
 }
 
-func (s *silent) Manifest(ctx context.Context, reference string) (registry.Manifest, error) {
+func (s *silent) Manifest(ctx context.Context, reference string) ([]byte, error) {
 	if !s.answers {
 		<-ctx.Done()
-		return registry.Manifest{}, fmt.Errorf("%w: %w", registry.ErrUnavailable, ctx.Err())
+		return nil, fmt.Errorf("%w: %w", registry.ErrUnavailable, ctx.Err())
 	}
 	return s.memory.Manifest(ctx, reference)
 }

@@ -38,13 +38,17 @@ type candidate struct {
 
 // search reads the signatures of what leads to the image, referrers first: cosign stores signatures so today.
 func (r *run) search(ctx context.Context, c chain) {
+	sources := []string{"", bySigTag}
+	if r.accepted != nil {
+		sources = append(sources, byAttTag)
+	}
 	for _, repository := range r.repositories() {
-		for _, find := range []func(context.Context, string, string) ([]candidate, error){r.referrers, r.sigTag, r.attTag} {
+		for _, by := range sources {
 			for _, digest := range c.digests {
 				if r.done() || ctx.Err() != nil {
 					return
 				}
-				list, err := find(ctx, repository, digest)
+				list, err := r.find(ctx, by, repository, digest)
 				if err != nil && !errors.Is(err, registry.ErrNotFound) {
 					r.failed(ctx, repository, err)
 				}
@@ -75,6 +79,18 @@ func (r *run) repositories() []string {
 		}
 	}
 	return unique(all)
+}
+
+// find returns what refers to a digest; for a tag, the layers of the image that the older forms attach by it.
+func (r *run) find(ctx context.Context, tag, repository, digest string) ([]candidate, error) {
+	if tag == "" {
+		return r.referrers(ctx, repository, digest)
+	}
+	data, of, err := r.manifest(ctx, repository, strings.Replace(digest, ":", "-", 1)+"."+strings.TrimSuffix(tag, "-tag"))
+	if err != nil {
+		return nil, err
+	}
+	return r.layers(place{repository: repository, by: tag, digest: of, subject: digest}, data)
 }
 
 // referrers returns what refers to a digest, whatever its type is: registries and clients report wrong types.
@@ -122,19 +138,6 @@ func fromBothEnds[T any](list []T) []T {
 	return all
 }
 
-func (r *run) sigTag(ctx context.Context, repository, digest string) ([]candidate, error) {
-	return r.tagged(ctx, repository, digest, bySigTag, ".sig")
-}
-
-// tagged returns the layers of the image that the older forms attach by a tag.
-func (r *run) tagged(ctx context.Context, repository, digest, by, suffix string) ([]candidate, error) {
-	m, err := r.manifest(ctx, repository, strings.Replace(digest, ":", "-", 1)+suffix)
-	if err != nil {
-		return nil, err
-	}
-	return r.layers(place{repository: repository, by: by, digest: m.Digest, subject: digest}, m.Data)
-}
-
 func (r *run) layers(at place, data []byte) ([]candidate, error) {
 	d, err := parseDocument(data)
 	if err != nil {
@@ -178,27 +181,25 @@ func (r *run) readCandidate(ctx context.Context, c candidate) {
 		return
 	}
 	r.seen[c.place] = true
-	switch {
-	case c.holds != nil:
+	if c.holds != nil {
 		r.read++
 		r.readLayer(ctx, c)
-	default:
-		m, err := r.manifest(ctx, c.repository, c.digest)
-		if err != nil {
-			r.read++
-			r.unreadable(ctx, c.place, err)
-			return
-		}
-		list, err := r.layers(c.place, m.Data)
-		if err != nil || len(list) == 0 { // something else is attached, such as an index or a file
-			r.read++
-			return
-		}
-		for i := range list {
-			list[i].layer++ // 0 is the manifest
-		}
-		r.readSource(ctx, list)
+		return
 	}
+	data, _, err := r.manifest(ctx, c.repository, c.digest)
+	if err != nil {
+		r.read++
+		r.unreadable(ctx, c.place, err)
+		return
+	}
+	list, err := r.layers(c.place, data)
+	if err != nil || len(list) == 0 { // something else is attached, such as an index or a file
+		r.read++
+	}
+	for i := range list {
+		list[i].layer++ // 0 is the manifest
+	}
+	r.readSource(ctx, list)
 }
 
 func (r *run) readLayer(ctx context.Context, c candidate) {
@@ -346,52 +347,53 @@ func unique(list []string) []string {
 var errOtherImage = errors.New("leads to another image")
 
 func (r *run) resolve(ctx context.Context, reference string) (chain, error) {
-	m, err := r.manifest(ctx, r.repository, reference)
+	data, digest, err := r.manifest(ctx, r.repository, reference)
 	if err != nil {
 		return chain{}, err
 	}
-	if r.resolved[m.Digest] { // by its digest before, now by the tag
+	if r.resolved[digest] { // by its digest before, now by the tag
 		return chain{}, errSeen
 	}
-	r.resolved[m.Digest] = true
-	c := chain{digests: []string{m.Digest}}
-	err = r.follow(ctx, m, &c)
+	r.resolved[digest] = true
+	c := chain{digests: []string{digest}}
+	err = r.follow(ctx, data, &c)
 	return c, err
 }
 
 var errSeen = errors.New("was judged before")
 
-func (r *run) follow(ctx context.Context, m registry.Manifest, c *chain) error {
-	d, err := parseDocument(m.Data)
+// follow completes a chain, whose last digest is that of data.
+func (r *run) follow(ctx context.Context, data []byte, c *chain) error {
+	at := c.digests[len(c.digests)-1]
+	d, err := parseDocument(data)
 	if err != nil {
-		return fmt.Errorf("%s: %w", m.Digest, err)
+		return fmt.Errorf("%s: %w", at, err)
 	}
-	m.Data = nil // it can be large
 	if d.Config != nil {
 		if r.image.ID != "" && d.Config.Digest.String() != r.image.ID {
-			return fmt.Errorf("%s %w, %s", m.Digest, errOtherImage, clean(d.Config.Digest.String()))
+			return fmt.Errorf("%s %w, %s", at, errOtherImage, clean(d.Config.Digest.String()))
 		}
 		c.image = d.Config.Digest.String()
 		return nil
 	}
 	if len(c.digests) > maxDepth {
-		return fmt.Errorf("%s: %w: indexes are nested deeper than %d", m.Digest, registry.ErrTooLarge, maxDepth)
+		return fmt.Errorf("%s: %w: indexes are nested deeper than %d", at, registry.ErrTooLarge, maxDepth)
 	}
-	last := fmt.Errorf("%s has no manifest for the platform of this node, and so %w", m.Digest, errOtherImage)
+	last := fmt.Errorf("%s has no manifest for the platform of this node, and so %w", at, errOtherImage)
 	for _, entry := range r.entries(d.Manifests) {
 		if r.documents++; r.documents > maxDocuments {
 			return fmt.Errorf("%s: %w: indexes have more than %d entries for the platform",
-				m.Digest, registry.ErrTooLarge, maxDocuments)
+				at, registry.ErrTooLarge, maxDocuments)
 		}
 		digest := entry.Digest.String()
-		next, err := r.manifest(ctx, r.repository, digest)
+		next, _, err := r.manifest(ctx, r.repository, digest)
 		if err == nil {
-			before := len(c.digests)
+			before := c.digests
 			c.digests = append(c.digests, digest)
 			if err = r.follow(ctx, next, c); err == nil {
 				return nil
 			}
-			c.digests = c.digests[:before]
+			c.digests = before
 		}
 		last = err
 		if !errors.Is(err, errOtherImage) && !errors.Is(err, registry.ErrNotFound) {

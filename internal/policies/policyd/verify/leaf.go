@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
-	"encoding/asn1"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -19,6 +18,7 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/root"
 	sigverify "github.com/sigstore/sigstore-go/pkg/verify"
 	sigstore "github.com/sigstore/sigstore/pkg/signature"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -50,7 +50,9 @@ func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 		return l
 	}
 	if s.Statement != nil {
-		if l.conditions, l.err = condition.CompileStatement(s.Statement); l.err != nil {
+		var invalid field.ErrorList
+		if l.conditions, invalid = condition.Compile(s.Statement); invalid != nil {
+			l.err = invalid.ToAggregate()
 			return l
 		}
 	}
@@ -172,16 +174,12 @@ func keyVerifier(k *requirement.Key) (root.TimeConstrainedVerifier, error) {
 	return root.NewExpiringKey(v, time.Time{}, time.Time{}), nil
 }
 
-func authorities(list [][]byte) ([]root.CertificateAuthority, error) {
+func authorities(list [][]byte) (all []root.CertificateAuthority, err error) {
 	roots, between, err := sortCertificates(list)
-	if err != nil {
-		return nil, err
+	for _, r := range roots {
+		all = append(all, &root.FulcioCertificateAuthority{Root: r, Intermediates: between})
 	}
-	all := make([]root.CertificateAuthority, len(roots))
-	for i, r := range roots {
-		all[i] = &root.FulcioCertificateAuthority{Root: r, Intermediates: between}
-	}
-	return all, nil
+	return all, err
 }
 
 // sortCertificates separates roots from others. If none is signed by itself, all authorities are roots.
@@ -207,11 +205,8 @@ func sortCertificates(list [][]byte) (roots, others []*x509.Certificate, err err
 	return roots, others, nil
 }
 
-func timestampAuthority(chain [][]byte) ([]root.TimestampingAuthority, error) {
+func timestampAuthority(chain [][]byte) (all []root.TimestampingAuthority, err error) {
 	roots, others, err := sortCertificates(chain)
-	if err != nil {
-		return nil, err
-	}
 	var service *x509.Certificate
 	var between []*x509.Certificate
 	for _, cert := range others {
@@ -221,11 +216,10 @@ func timestampAuthority(chain [][]byte) ([]root.TimestampingAuthority, error) {
 			service = cert
 		}
 	}
-	all := make([]root.TimestampingAuthority, len(roots))
-	for i, r := range roots {
-		all[i] = &root.SigstoreTimestampingAuthority{Root: r, Intermediates: between, Leaf: service}
+	for _, r := range roots {
+		all = append(all, &root.SigstoreTimestampingAuthority{Root: r, Intermediates: between, Leaf: service})
 	}
-	return all, nil
+	return all, err
 }
 
 func selectLogs(all map[string]*root.TransparencyLog, address string) map[string]*root.TransparencyLog {
@@ -306,31 +300,17 @@ func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, err
 	if !want.Issuer.Matches(got.Issuer) || !want.Subject.Matches(got.SubjectAlternativeName) {
 		return "", fmt.Errorf("%w %s", errIdentity, identity(cert))
 	}
+	has := map[string]string{} // plain texts, as the extensions of requirement.ExtensionID are
+	for _, e := range cert.Extensions {
+		has[e.Id.String()] = string(e.Value)
+	}
 	for id, value := range want.Extensions {
-		if has, ok := extension(cert, id); !ok || has != value {
+		if value == "" || has[id] != value {
 			return "", fmt.Errorf("%w %s, whose certificate has %s %q",
-				errIdentity, identity(cert), requirement.ExtensionName(id), clean(has))
+				errIdentity, identity(cert), requirement.ExtensionName(id), clean(has[id]))
 		}
 	}
 	return identity(cert), nil
-}
-
-// extension returns the text of an extension. The first ones of the authority are plain texts; the others are encoded.
-func extension(cert *x509.Certificate, id string) (string, bool) {
-	const lastPlain = 6
-	for _, e := range cert.Extensions {
-		if e.Id.String() != id {
-			continue
-		}
-		plain := asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57264, 1}
-		if n := len(plain); len(e.Id) == n+1 && e.Id[:n].Equal(plain) && e.Id[n] <= lastPlain {
-			return string(e.Value), true
-		}
-		var text string
-		err := certificate.ParseDERString(e.Value, &text)
-		return text, err == nil
-	}
-	return "", false
 }
 
 // identity names subject and issuer of a certificate, for messages. They are not verified by this.

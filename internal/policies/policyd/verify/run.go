@@ -81,17 +81,15 @@ func (r *run) met(w *requirement.Rule) bool {
 	return w.Requirement.Met(func(s *requirement.Signer) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
 }
 
-func (r *run) manifest(ctx context.Context, repository, reference string) (registry.Manifest, error) {
-	m, err := r.at(repository).Manifest(ctx, reference)
+func (r *run) manifest(ctx context.Context, repository, reference string) (data []byte, digest string, err error) {
+	data, err = r.at(repository).Manifest(ctx, reference)
 	if err = r.answer(err); err != nil {
-		return registry.Manifest{}, err
+		return nil, "", err
 	}
-	digest := digestOf(m.Data)
-	if strings.Contains(reference, ":") && digest != reference {
-		return registry.Manifest{}, fmt.Errorf("%w: %s has digest %s", registry.ErrMismatch, reference, digest)
+	if digest = digestOf(data); strings.Contains(reference, ":") && digest != reference {
+		return nil, "", fmt.Errorf("%w: %s has digest %s", registry.ErrMismatch, reference, digest)
 	}
-	m.Digest = digest
-	return m, nil
+	return data, digest, nil
 }
 
 func (r *run) blob(ctx context.Context, repository, digest string) ([]byte, error) {

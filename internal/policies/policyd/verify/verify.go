@@ -21,7 +21,7 @@ import (
 // A Repository has untrusted documents, but those that are asked for by digest have that digest.
 type Repository interface {
 	// Manifest returns a manifest or an index by tag or digest.
-	Manifest(ctx context.Context, reference string) (registry.Manifest, error)
+	Manifest(ctx context.Context, reference string) ([]byte, error)
 	// Blob returns a blob of at most limit bytes.
 	Blob(ctx context.Context, digest string, limit int64) ([]byte, error)
 	// Referrers returns the manifests that refer to a digest, and how they were found.

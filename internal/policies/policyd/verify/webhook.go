@@ -192,8 +192,8 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 	if read == nil {
 		read = func(repository, reference string) (string, error) {
 			from := s.webhook.Repository(repository, s.credential(repository, admission.Login{}))
-			m, err := from.Manifest(ctx, reference)
-			return m.Digest, err
+			data, err := from.Manifest(ctx, reference)
+			return digestOf(data), err
 		}
 	}
 	digest, err := read(name.Repository(), tagOrDigest)

@@ -92,18 +92,6 @@ func readFile(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-func (b *bundles) manifest(d digest.Digest) (Manifest, bool, error) {
-	data, ok, err := b.blob(d, maxManifest)
-	if !ok || err != nil {
-		return Manifest{}, ok, err
-	}
-	var file struct {
-		MediaType string `json:"mediaType"`
-	}
-	_ = json.Unmarshal(data, &file) // the type is a hint
-	return Manifest{MediaType: file.MediaType, Digest: d.String(), Data: data}, true, nil
-}
-
 func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
 	dir := b.signaturesPath(d)
 	entries, err := os.ReadDir(dir)

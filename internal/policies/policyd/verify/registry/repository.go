@@ -39,12 +39,6 @@ const (
 	ByFolder = "bundles"
 )
 
-// A Manifest is a manifest or an index. Digest is that of Data; MediaType is what the registry says.
-type Manifest struct {
-	MediaType, Digest string
-	Data              []byte
-}
-
 // A Descriptor is an entry of a list of referrers, as the registry says. Its digest is valid.
 type Descriptor struct {
 	MediaType    string            `json:"mediaType"`
@@ -118,41 +112,38 @@ func (r *Repository) each(ctx context.Context, need capabilities, ask func(*sess
 var signatureTag = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\.[a-z]+)?$`)
 
 // Manifest returns the manifest or index with a tag or digest. Content of another digest is ErrMismatch.
-func (r *Repository) Manifest(ctx context.Context, tagOrDigest string) (Manifest, error) {
+func (r *Repository) Manifest(ctx context.Context, tagOrDigest string) ([]byte, error) {
 	q := request{what: "manifest", path: "/manifests/" + tagOrDigest, accept: accepted, limit: maxManifest}
 	need := pull
 	if strings.Contains(tagOrDigest, ":") {
 		d, err := parseDigest(tagOrDigest)
 		if err != nil {
-			return Manifest{}, err
+			return nil, err
 		}
-		if m, ok, err := r.bundles.manifest(d); ok || err != nil {
-			return m, err
+		if data, ok, err := r.bundles.blob(d, maxManifest); ok || err != nil {
+			return data, err
 		}
 		q.digest = d
 	} else {
 		if err := r.checkTag(tagOrDigest); err != nil {
-			return Manifest{}, err
+			return nil, err
 		}
 		if of := signatureTag.FindStringSubmatch(tagOrDigest); of == nil {
 			need = resolve
 		} else if r.bundles.knows(digest.NewDigestFromEncoded(digest.SHA256, of[1])) {
-			return Manifest{}, ErrNotFound
+			return nil, ErrNotFound
 		}
 	}
-	var m Manifest
-	err := r.each(ctx, need, func(s *session) error {
+	return r.read(ctx, need, q)
+}
+
+func (r *Repository) read(ctx context.Context, need capabilities, q request) (data []byte, err error) {
+	err = r.each(ctx, need, func(s *session) error {
 		a, err := s.get(ctx, q)
-		if err != nil {
-			return err
-		}
-		m = Manifest{MediaType: a.mediaType, Digest: q.digest.String(), Data: a.data}
-		if m.Digest == "" {
-			m.Digest = digest.FromBytes(a.data).String()
-		}
-		return nil
+		data = a.data
+		return err
 	})
-	return m, err
+	return data, err
 }
 
 func (r *Repository) checkTag(tag string) error {
@@ -186,13 +177,7 @@ func (r *Repository) Blob(ctx context.Context, content string, limit int64) ([]b
 	if data, ok, err := r.bundles.blob(d, limit); ok || err != nil {
 		return data, err
 	}
-	var data []byte
-	err = r.each(ctx, pull, func(s *session) error {
-		a, err := s.get(ctx, request{what: "blob", path: "/blobs/" + content, limit: limit, digest: d, follow: true})
-		data = a.data
-		return err
-	})
-	return data, err
+	return r.read(ctx, pull, request{what: "blob", path: "/blobs/" + content, limit: limit, digest: d, follow: true})
 }
 
 // Referrers returns the unfiltered list of the referrers API, or of the fallback tag without the API; of several hosts
@@ -260,7 +245,7 @@ func (s *session) referrersByAPI(ctx context.Context, d digest.Digest) ([]Descri
 			return nil, errors.Join(errNoAPI, err)
 		case err != nil:
 			return nil, err
-		case page == 0 && !strings.HasSuffix(a.mediaType, "json"):
+		case page == 0 && !isJSON(a.header):
 			return nil, errNoAPI // a page for browsers
 		}
 		entries, err := parseReferrers(a.data)

@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,9 +26,8 @@ func TestContentIsReadByTagAndDigest(t *testing.T) {
 	blob := put(t, h, "team/app", "", "", []byte("a blob"))
 	r := n.repository()
 	for _, ref := range []string{"1.4", d} {
-		got, err := r.Manifest(t.Context(), ref)
-		if want := (registry.Manifest{MediaType: ociManifest, Digest: d, Data: data}); err != nil || !cmp.Equal(got, want) {
-			t.Errorf("Manifest(%s) = %v, %v; want %v", ref, got, err, want)
+		if got, err := r.Manifest(t.Context(), ref); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("Manifest(%s) = %s, %v; want %s", ref, got, err, data)
 		}
 	}
 	if got, err := r.Blob(t.Context(), blob, 6); err != nil || string(got) != "a blob" {

@@ -53,11 +53,12 @@ type request struct {
 }
 
 type answer struct {
-	mediaType string
-	header    http.Header
-	url       *url.URL
-	data      []byte
+	header http.Header
+	url    *url.URL
+	data   []byte
 }
+
+func isJSON(h http.Header) bool { return strings.Contains(strings.ToLower(h.Get("Content-Type")), "json") }
 
 func (s *session) get(ctx context.Context, r request) (answer, error) {
 	a, err := s.fetch(ctx, r)
@@ -82,7 +83,7 @@ func (s *session) fetch(ctx context.Context, r request) (answer, error) {
 	defer func() { _ = resp.Body.Close() }() // it was only read
 	if err := checkStatus(resp.StatusCode); err != nil {
 		_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
-		if errors.Is(err, ErrNotFound) && !strings.Contains(resp.Header.Get("Content-Type"), "json") {
+		if errors.Is(err, ErrNotFound) && !isJSON(resp.Header) {
 			return answer{}, errNoRoute
 		}
 		return answer{}, err
@@ -101,8 +102,7 @@ func (s *session) fetch(ctx context.Context, r request) (answer, error) {
 	case r.digest != "" && r.digest.Algorithm().FromBytes(data) != r.digest:
 		return answer{}, ErrMismatch
 	}
-	mediaType, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
-	return answer{strings.ToLower(strings.TrimSpace(mediaType)), resp.Header, resp.Request.URL, data}, nil
+	return answer{resp.Header, resp.Request.URL, data}, nil
 }
 
 func (s *session) authorized(ctx context.Context, r request) (*http.Response, error) {
