@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
@@ -171,7 +172,7 @@ func (r *run) evaluate(ctx context.Context, l *leaf, s *signature) (condition.Re
 	}
 	result, err := condition.Result{}, s.unread
 	if err == nil {
-		if result, err = l.conditions.Evaluate(ctx, s.predicate, r.v.now()); err == nil && !result.Met {
+		if result, err = l.conditions.Evaluate(ctx, s.predicate, time.Now()); err == nil && !result.Met {
 			why := safetext.ASCII(result.Why, maxMiss)
 			err = fmt.Errorf("the attestation of type %s %w: %s", want.PredicateType, errCondition, why)
 		}

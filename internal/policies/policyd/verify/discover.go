@@ -56,7 +56,7 @@ func (r *run) search(ctx context.Context, c chain) {
 			}
 		}
 	}
-	for len(r.rest) > 0 && r.read < r.v.limits.Signatures && !r.done() && ctx.Err() == nil {
+	for len(r.rest) > 0 && r.read < r.v.Limits.Signatures && !r.done() && ctx.Err() == nil {
 		next := r.rest[0]
 		r.rest = r.rest[1:]
 		r.readCandidate(ctx, next)
@@ -160,12 +160,12 @@ func (r *run) layers(at place, data []byte) ([]candidate, error) {
 
 // readSource reads one source. One with many gets at most half of what is read before the others had their turn.
 func (r *run) readSource(ctx context.Context, list []candidate) {
-	most := int(r.v.limits.Signatures)
+	most := int(r.v.Limits.Signatures)
 	for i, c := range list {
 		if r.done() || ctx.Err() != nil {
 			return
 		}
-		if i >= max(1, most/2) || r.read >= r.v.limits.Signatures {
+		if i >= max(1, most/2) || r.read >= r.v.Limits.Signatures {
 			// More than this will not be read, and each takes memory.
 			waiting := list[i:min(len(list), i+max(0, most-len(r.rest)))]
 			r.rest = append(r.rest, waiting...)
@@ -203,7 +203,7 @@ func (r *run) readCandidate(ctx context.Context, c candidate) {
 }
 
 func (r *run) readLayer(ctx context.Context, c candidate) {
-	if most := r.v.limits.Bytes.Value(); c.holds.Size > most {
+	if most := r.v.Limits.Bytes.Value(); c.holds.Size > most {
 		r.unreadable(ctx, c.place, fmt.Errorf("%w: a signature has %d bytes, and at most %d are read",
 			registry.ErrTooLarge, c.holds.Size, most))
 		return

@@ -1,5 +1,10 @@
 package verify
 
+import "github.com/containerd/platforms"
+
+// SetPlatform sets the platform of the images, which is that of this machine otherwise.
+func (v *Verifier) SetPlatform(p string) { v.platform = platforms.Only(platforms.MustParse(p)) }
+
 // IsTimestamp is exported for a test of what costs nothing but time.
 func IsTimestamp(data []byte) (bool, error) { return isTimestamp(data) }
 

@@ -93,7 +93,7 @@ func (r *run) manifest(ctx context.Context, repository, reference string) (data 
 }
 
 func (r *run) blob(ctx context.Context, repository, digest string) ([]byte, error) {
-	data, err := r.at(repository).Blob(ctx, digest, r.v.limits.Bytes.Value())
+	data, err := r.at(repository).Blob(ctx, digest, r.v.Limits.Bytes.Value())
 	if err = r.answer(err); err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (r *run) at(repository string) Repository {
 	if registryOf(repository) != registryOf(r.repository) {
 		credential = admission.Login{}
 	}
-	open := r.v.open(repository, credential)
+	open := r.v.Open(repository, credential)
 	r.opened[repository] = open
 	return open
 }
@@ -136,7 +136,7 @@ func (r *run) failed(ctx context.Context, repository string, err error) {
 	switch {
 	case ctx.Err() != nil && r.answered:
 		p.reason = requirement.LimitExceeded
-		p.text = fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time.Value())
+		p.text = fmt.Sprintf("%s: the verification took more than %s", repository, r.v.Limits.Time.Value())
 	case ctx.Err() != nil, errors.Is(err, registry.ErrUnavailable):
 		p.reason = requirement.RegistryUnavailable
 	case errors.Is(err, registry.ErrDenied):

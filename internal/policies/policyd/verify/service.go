@@ -23,13 +23,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// Outcomes of the verification of one requirement that are not reasons.
-const (
-	// Met means that the image meets the requirement.
-	Met = "met"
-	// Failed means that there is no result.
-	Failed = "failed"
-)
+// Met is the outcome for an image that meets the requirement, Failed that of a verification without a result.
+const Met, Failed = "met", "failed"
 
 // Outcomes returns all outcomes of the verification of one requirement: Met, Failed, and the reasons in lower case.
 func Outcomes() []string {
@@ -117,52 +112,29 @@ func (s *Service) Close() {
 type Rules struct {
 	set             *requirement.Set
 	trusted         bool // there is a trusted root
-	byHash          map[string]*requirement.Rule
 	verify, webhook Func
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
 func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
-	r := &Rules{set: policyfiles.Requirements(set), byHash: map[string]*requirement.Rule{}}
-	var root []byte
-	if set != nil {
-		root = set.TrustedRoot
-	}
-	r.trusted = root != nil
-	for i := range r.set.Rules() {
-		if rule := &r.set.Rules()[i]; rule.Requirement != nil {
-			r.byHash[rule.Hash] = rule
-		}
-	}
-	if v := s.options.Verify; v != nil {
-		r.verify, r.webhook = v, v
+	r := &Rules{set: policyfiles.Requirements(set), trusted: set.TrustedRoot != nil}
+	if r.verify, r.webhook = s.options.Verify, s.options.Verify; r.verify != nil {
 		return r, nil
 	}
 	if err := condition.Check(r.set.Rules()); err != nil {
 		return nil, err
 	}
-	var err error
-	if r.verify, err = s.newVerifier(s.registry, root); err == nil {
-		r.webhook, err = s.newVerifier(s.webhook, root)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("trustedRoot %s: %w", s.options.Config.TrustedRoot, err)
+	for client, f := range map[*registry.Client]*Func{s.registry: &r.verify, s.webhook: &r.webhook} {
+		open := func(repository string, passed admission.Login) Repository {
+			return client.Repository(repository, s.credential(repository, passed))
+		}
+		v, err := New(Options{Open: open, TrustedRoot: set.TrustedRoot, Limits: s.options.Config.Limits})
+		if err != nil {
+			return nil, fmt.Errorf("trustedRoot %s: %w", s.options.Config.TrustedRoot, err)
+		}
+		*f = v.Verify
 	}
 	return r, nil
-}
-
-func (s *Service) newVerifier(client *registry.Client, root []byte) (Func, error) {
-	v, err := New(Options{
-		Open: func(repository string, passed admission.Login) Repository {
-			return client.Repository(repository, s.credential(repository, passed))
-		},
-		TrustedRoot: root,
-		Limits:      s.options.Config.Limits,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return v.Verify, nil
 }
 
 // Verifies reports whether signatures decide about images.
@@ -198,11 +170,13 @@ type Request struct {
 
 // Verify returns one result for each requirement. An error, of this package or of ctx, says nothing about the image.
 func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirement.Report, error) {
-	want := make([]*requirement.Rule, len(r.Requirements))
+	want, all := make([]*requirement.Rule, len(r.Requirements)), rules.set.Rules()
 	for i, hash := range r.Requirements {
-		if want[i] = rules.byHash[hash]; want[i] == nil {
+		known := slices.IndexFunc(all, func(r requirement.Rule) bool { return r.Requirement != nil && r.Hash == hash })
+		if known < 0 {
 			return requirement.Report{}, fmt.Errorf("%w %.80q", ErrUnknownRequirement, hash)
 		}
+		want[i] = &all[known]
 	}
 	k := key{
 		rules: rules, name: r.Name, imageID: r.ID, list: r.List,

@@ -1,7 +1,6 @@
 package verify
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,26 +33,19 @@ type Options struct {
 	Open        func(repository string, cred admission.Login) Repository
 	TrustedRoot []byte // the content of a trusted_root.json; nil if there is none
 	Limits      config.SignatureLimits
-	// Platform is the platform of the images, such as linux/arm64/v8; "" means that of this machine.
-	Platform string
 }
 
 // A Verifier verifies signatures of images. It is safe for concurrent use and keeps nothing between calls.
 type Verifier struct {
-	open     func(repository string, cred admission.Login) Repository
+	Options
+
 	trusted  *root.TrustedRoot // nil if there is none
-	limits   config.SignatureLimits
 	platform platforms.MatchComparer
-	now      func() time.Time
 }
 
 // New returns a Verifier. It is an error if the trusted root is not valid or has expired.
-func New(o Options) (*Verifier, error) {
-	platform, err := platforms.Parse(cmp.Or(o.Platform, platforms.DefaultString()))
-	if err != nil {
-		return nil, fmt.Errorf("platform %q: %w", o.Platform, err)
-	}
-	v := &Verifier{open: o.Open, limits: o.Limits, platform: platforms.Only(platform), now: time.Now}
+func New(o Options) (v *Verifier, err error) {
+	v = &Verifier{Options: o, platform: platforms.Only(platforms.DefaultSpec())}
 	if o.TrustedRoot != nil {
 		v.trusted, err = parseTrustedRoot(o.TrustedRoot, time.Now())
 	}
@@ -100,7 +92,7 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.
 	}
 	r.accepted = acceptedTypes(r.order)
 	if !r.done() {
-		limited, cancel := context.WithTimeout(ctx, v.limits.Time.Value())
+		limited, cancel := context.WithTimeout(ctx, v.Limits.Time.Value())
 		defer cancel()
 		r.judge(limited)
 		if err := context.Cause(ctx); err != nil {

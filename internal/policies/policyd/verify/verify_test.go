@@ -40,8 +40,9 @@ func (c check) report(tb testing.TB) requirement.Report {
 	if c.options.Open == nil {
 		c.options.Open = c.repositories.open
 	}
-	c.options.Platform, c.options.Limits = "linux/amd64", config.DefaultPolicyd().Limits
+	c.options.Limits = config.DefaultPolicyd().Limits
 	v := testkit.Value(verify.New(c.options))(tb)
+	v.SetPlatform("linux/amd64")
 	var want []*requirement.Rule
 	for _, r := range c.want {
 		want = append(want, &requirement.Rule{Hash: r.Hash(""), Requirement: r})

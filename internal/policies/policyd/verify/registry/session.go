@@ -58,7 +58,9 @@ type answer struct {
 	data   []byte
 }
 
-func isJSON(h http.Header) bool { return strings.Contains(strings.ToLower(h.Get("Content-Type")), "json") }
+func isJSON(h http.Header) bool {
+	return strings.Contains(strings.ToLower(h.Get("Content-Type")), "json")
+}
 
 func (s *session) get(ctx context.Context, r request) (answer, error) {
 	a, err := s.fetch(ctx, r)
