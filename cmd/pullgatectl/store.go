@@ -15,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/records/offline"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -152,10 +153,10 @@ func damagedIf(places int) error {
 
 func offlineFailure(err error) error {
 	switch {
-	case errors.Is(err, offline.ErrInUse):
+	case errors.Is(err, records.ErrInUse):
 		return program.WithHint(err, "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, "+
 			"or stop it first")
-	case errors.Is(err, offline.ErrNewerFormat):
+	case errors.Is(err, records.ErrNewerFormat):
 		return program.WithHint(err, "a newer pullgated wrote this store; use the pullgatectl of that version")
 	case errors.Is(err, offline.ErrDamaged):
 		return program.WithHint(err, "pullgatectl store dump shows what can be read of it; pullgated renames it at its "+

@@ -7,8 +7,7 @@ import (
 )
 
 // A Creation states that the runtime was asked, or was about to be asked, to create a container from an image that may
-// be a checkpoint. To restore a checkpoint, a runtime may pull images and give names to images. While the creation is
-// in the store, a scan marks only the pairs in Listed.
+// be a checkpoint. A restore may pull and name images, so that a scan marks only the pairs in Listed meanwhile.
 type Creation struct {
 	ID uint64 `json:"id"`
 	// Image identifies the image and its names, "" if the runtime did not have the image.
@@ -16,13 +15,11 @@ type Creation struct {
 	// Listed contains the pairs without record and mark that were on the node before.
 	Listed []Pair    `json:"listed,omitempty"`
 	Begun  time.Time `json:"begun"`
-	// Ended is when the answer of the runtime was lost. It is zero while the creation is in progress, and if the process
-	// that began it died.
+	// Ended is when the answer of the runtime was lost; zero while it is in progress, or if its process died.
 	Ended time.Time `json:"ended,omitzero"`
 }
 
-// BeginCreation writes a creation and returns its ID. The runtime may be asked when BeginCreation returns nil. From
-// Listed it keeps the pairs without record and mark. It ignores c.ID.
+// BeginCreation writes a creation, with the pairs in Listed that have no record and mark, and returns its ID.
 func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
 	return write(s, "write creation of a container", "", func(t *tx) uint64 {
 		c.ID, c.Listed = t.lastCreation+1, t.unknown(c.Listed)
@@ -35,8 +32,8 @@ func (t *facts) unknown(pairs []Pair) []Pair {
 	return slices.DeleteFunc(slices.Clone(pairs), t.known)
 }
 
-// EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It replaces
-// earlier ones of the same image, so that there are not more creations than images.
+// EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled, and replaces
+// earlier ones of the same image.
 func (s *Store) EndCreation(id uint64, at time.Time) error {
 	return s.update("end creation of a container", "", func(t *tx) {
 		n := slices.IndexFunc(t.creations, func(c Creation) bool { return c.ID == id })

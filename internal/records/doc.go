@@ -1,9 +1,7 @@
 // Package records implements the store of pull records, pull intents, preloaded marks and endorsements, one bbolt file.
-// It states facts and does not judge; its only rule is which pairs a scan may mark, because the transaction that writes
-// the mark must decide that.
+// It states facts and does not judge; its only rule is which pairs a scan may mark.
 //
-// When a call returns nil, its change is on disk: after a crash at any instant, the store contains the facts of every
-// call that returned, and may contain the fact of a call in progress.
+// When a call returns nil, its change is on disk. After a crash the store may also contain that of a call in progress.
 //
 // # Format
 //
@@ -24,28 +22,20 @@
 //	endorsements        one per image ID, repository and requirement; absent while there is none
 //	  <image ID> 00 <repository> 00 <requirement>    Endorsement
 //
-// A version that reads only format 1 refuses a store of format 2 or 3, and leaves it as it is. The first endorsement
-// raises the number, and the deletion of the last one lowers it to 1 again, each in the transaction that makes the
-// change. So a node that verifies no signatures, or whose endorsements were revoked, can go back to such a version.
+// A version that reads only format 1 refuses a store of format 2 or 3. The first endorsement raises the number, and the
+// deletion of the last one lowers it to 1 again, so that the node can go back to such a version.
 //
-// Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the payload as JSON. A
-// value with a wrong checksum is unreadable: a flipped bit, or a value under another key.
+// Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the payload as JSON.
 //
 // # Damage
 //
-// Open checks the whole file. If the tree is damaged, Open sets the file aside and creates a new store in distrust. The
-// first transaction writes the distrust, so that a crash cannot lose it. If only values are unreadable, Open keeps the
-// others: it copies the file aside, then removes the unreadable values and distrusts the store in one transaction.
-// Without distrust, an image whose record has a damaged key would look untracked, and a scan would mark it.
-//
-// A value that becomes unreadable in an open store has no effect before the next Open. A read that fails is not damage:
-// Open returns an error, and leaves the file.
+// Open checks the whole file. If the tree is damaged, Open sets the file aside and creates a new store in distrust. If
+// only values are unreadable, Open copies the file aside, then removes these values and distrusts the store in one
+// transaction: an image whose record has a damaged key looks untracked, and a scan would mark it. A read that fails is
+// not damage: Open returns an error, and leaves the file.
 //
 // # Memory
 //
-// All facts are in memory (docs/design/0034). A write transaction replaces values after they are on disk. After a write
-// that fails the store reads its facts from the file again; until that succeeds, every call fails.
-//
-// A Store may be used concurrently. Lock order: Store.writing, then Store.mu. Neither calls out, except for
-// Scan.Brought and Settlement.Brought, which must be pure.
+// All facts are in memory (docs/design/0034), replaced after they are on disk. After a write that fails the store reads
+// its facts from the file again; until that succeeds, every call fails. A Store may be used concurrently.
 package records

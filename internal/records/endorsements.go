@@ -9,18 +9,16 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 )
 
-// MaxEndorsements bounds the endorsements of one pair, one for each requirement. They outlive the policy, which may
-// come back. Beyond the bound, [Store.Endorse] deletes those that were verified first.
+// MaxEndorsements bounds the endorsements of one pair, one for each requirement. Beyond the bound, [Store.Endorse]
+// deletes those that were verified first.
 const MaxEndorsements = 256
 
-// MaxSigners and MaxSignerBytes bound what an endorsement says about its signers. Endorse cuts off what is beyond.
+// Bounds of one endorsement. Endorse cuts off what is beyond.
 const (
-	MaxSigners     = 16
-	MaxSignerBytes = 512
+	MaxSigners      = 16
+	MaxSignerBytes  = 512 // of a signer, and of the type of a predicate
+	MaxAttestations = 16
 )
-
-// MaxAttestations bounds the attestations of an endorsement. Endorse cuts off what is beyond.
-const MaxAttestations = 16
 
 // An Attestation is a statement about an image: the type of its predicate, and its digest.
 type Attestation struct {
@@ -28,16 +26,15 @@ type Attestation struct {
 	Digest        string `json:"digest"`
 }
 
-// An Endorsement states that the signatures of a pair were verified and met a requirement. It is about the content of
-// the image and not about credentials.
+// An Endorsement states that the signatures of a pair were verified and met a requirement.
 type Endorsement struct {
 	Pair        Pair   `json:"pair"`
 	Requirement string `json:"requirement"` // the hash of the requirement
 	// Digest is the digest of the manifest or index that was signed and that leads to the image ID.
 	Digest string `json:"digest"`
-	// Signers are the keys and identities that were found. They are for people: no decision depends on them.
-	Signers []string `json:"signers,omitempty"`
-	// Attestations are the statements that count, at most MaxAttestations. They are for people too.
+	// Signers are the keys and identities that were found, and Attestations the statements that count. No decision depends
+	// on them.
+	Signers      []string      `json:"signers,omitempty"`
 	Attestations []Attestation `json:"attestations,omitempty"`
 
 	At time.Time `json:"at"` // when it was verified
@@ -59,10 +56,9 @@ func endorsementOf(key []byte) Endorsement {
 // Endorsed returns the endorsement of a pair for a requirement, if there is one, whatever its times. The caller must
 // not change the Signers.
 func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
-	all := s.endorsementsOf(p)
-	for i := range all {
-		if all[i].Requirement == requirement {
-			return all[i], true
+	for _, e := range s.endorsementsOf(p) {
+		if e.Requirement == requirement {
+			return e, true
 		}
 	}
 	return Endorsement{}, false
@@ -71,7 +67,7 @@ func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
 // Endorsements returns the endorsements of a pair, ordered by requirement. The caller may change the slice and not the
 // Signers.
 func (s *Store) Endorsements(p Pair) []Endorsement {
-	return append([]Endorsement(nil), s.endorsementsOf(p)...)
+	return slices.Clone(s.endorsementsOf(p))
 }
 
 func (s *Store) endorsementsOf(p Pair) []Endorsement {
@@ -83,8 +79,8 @@ func (s *Store) endorsementsOf(p Pair) []Endorsement {
 	return nil
 }
 
-// Endorse writes endorsements, in one transaction. One replaces the earlier one of the same pair and requirement. The
-// first one in a store raises its format to 2. An endorsement without image ID, repository or requirement is an error.
+// Endorse writes endorsements, in one transaction. One replaces the earlier one of the same pair and requirement. An
+// endorsement without image ID, repository or requirement is an error.
 func (s *Store) Endorse(all []Endorsement) error {
 	if len(all) == 0 {
 		return nil
@@ -97,11 +93,13 @@ func (s *Store) Endorse(all []Endorsement) error {
 	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.Endorse, func(t *tx) {
 		written, pairs := map[string]bool{}, map[Pair]bool{}
 		for _, e := range all {
-			e.Signers = bounded(e.Signers)
+			e.Signers = slices.Clone(e.Signers[:min(len(e.Signers), MaxSigners)])
+			for i := range e.Signers {
+				bound(&e.Signers[i])
+			}
 			e.Attestations = slices.Clone(e.Attestations[:min(len(e.Attestations), MaxAttestations)])
 			for i := range e.Attestations {
-				a := &e.Attestations[i]
-				a.PredicateType = strings.ToValidUTF8(a.PredicateType[:min(len(a.PredicateType), MaxSignerBytes)], "")
+				bound(&e.Attestations[i].PredicateType)
 			}
 			written[string(e.key())], pairs[e.Pair] = true, true
 			t.putEndorsement(e)
@@ -113,24 +111,15 @@ func (s *Store) Endorse(all []Endorsement) error {
 }
 
 func (e *Endorsement) check() error {
-	for name, text := range map[string]string{
-		"image ID": e.Pair.ImageID, "repository": e.Pair.Repository,
-		"requirement": e.Requirement,
-	} {
+	for _, text := range []string{e.Pair.ImageID, e.Pair.Repository, e.Requirement} {
 		if text == "" || strings.Contains(text, "\x00") {
-			return fmt.Errorf("records: endorsement with invalid %s %q", name, text)
+			return fmt.Errorf("records: endorsement with invalid image ID, repository or requirement %q", text)
 		}
 	}
 	return nil
 }
 
-func bounded(signers []string) []string {
-	signers = slices.Clone(signers[:min(len(signers), MaxSigners)])
-	for i, signer := range signers {
-		signers[i] = strings.ToValidUTF8(signer[:min(len(signer), MaxSignerBytes)], "")
-	}
-	return signers
-}
+func bound(text *string) { *text = strings.ToValidUTF8((*text)[:min(len(*text), MaxSignerBytes)], "") }
 
 func (t *tx) boundEndorsements(p Pair, keep map[string]bool) {
 	all := t.entry(p).endorsements
@@ -151,10 +140,8 @@ type EndorsementSelection struct {
 	Repository  string
 	Requirement string
 	Digest      string
-	// Signer is one of the signers of the endorsement, as a whole.
-	Signer string
-	// At is when the endorsement was verified; the zero value means any time.
-	At time.Time
+	Signer      string // one of its signers, as a whole
+	At          time.Time
 	// All selects every endorsement, and excludes the other fields.
 	All bool
 }
@@ -170,8 +157,7 @@ func (s EndorsementSelection) Selects(e Endorsement) bool {
 		(s.Signer == "" || slices.Contains(e.Signers, s.Signer)) && (s.At.IsZero() || s.At.Equal(e.At))
 }
 
-// RevokeEndorsements deletes the selected endorsements, in one transaction, and returns them. Their images need
-// verification again. With the last endorsement of the store its format becomes 1 again.
+// RevokeEndorsements deletes the selected endorsements, in one transaction, and returns them.
 func (s *Store) RevokeEndorsements(of EndorsementSelection) ([]Endorsement, error) {
 	return write(s, "revoke endorsements", crashpoint.Withdraw, func(t *tx) []Endorsement {
 		found := t.selectedEndorsements(of)

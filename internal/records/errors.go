@@ -17,11 +17,9 @@ var (
 	ErrNoImages = errors.New("records: empty list of images")
 	// ErrNoRoom is the error of Backup if a copy would fill the disk, or nearly.
 	ErrNoRoom = boltfile.ErrNoRoom
-	// ErrMarked is the error of BeginListed if it is called without a list of images and the repository has preloaded
-	// marks.
+	// ErrMarked is the error of BeginListed without a list of images if the repository has preloaded marks.
 	ErrMarked = errors.New("records: the repository has preloaded marks and no list of images is given")
 )
 
-// FailedRead reports whether the value of a panic (Options.OnPanic) shows that the file could not be read. Other panics
-// are errors in the program, or the result of a damaged file.
+// FailedRead reports whether the value of a panic (Options.OnPanic) shows that the file could not be read.
 func FailedRead(panicked any) bool { return boltfile.FailedRead(panicked) }

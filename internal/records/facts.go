@@ -7,17 +7,17 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// MaxProofs bounds the credentials of one record. The namespace with the most proofs makes room for another one: first
-// it loses a credential without a known Secret, then the least recently used one.
-const MaxProofs = 100
-
-// MaxRotations bounds the rotations of a Secret without confirmation by a registry. After that, the new content needs
-// proof.
-const MaxRotations = 64
-
-// MaxSecrets bounds the Secrets that are noted with one credential. If a Secret is not noted, its next rotation needs
-// proof.
-const MaxSecrets = 100
+const (
+	// MaxProofs bounds the credentials of one record. The namespace with the most proofs makes room for another one: first
+	// it loses a credential without a known Secret, then the least recently used one.
+	MaxProofs = 100
+	// MaxRotations bounds the rotations of a Secret without confirmation by a registry: the next one needs proof.
+	MaxRotations = 64
+	// MaxSecrets bounds the Secrets noted with one credential. The rotation of a Secret that is not noted needs proof.
+	MaxSecrets = 100
+	// MaxGone bounds the records of images that are gone. The store deletes the oldest ones.
+	MaxGone = 4096
+)
 
 // A Pair is an image under one of its repositories. A proof is for a pair.
 type Pair struct {
@@ -53,8 +53,8 @@ type Proof struct {
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Counts reports whether the proof counts for a request with its credential from a Secret. A credential that no
-// registry has confirmed counts only from its own Secrets, because another tenant may have made it up.
+// Counts reports whether the proof counts for its credential from a Secret. A credential that no registry has confirmed
+// counts only from its own Secrets, because another tenant may have made it up.
 func (p *Proof) Counts(from SecretRef) bool {
 	return len(p.RotatedFrom) == 0 || slices.Contains(p.Secrets, from)
 }
@@ -83,8 +83,7 @@ type Record struct {
 	Proofs   []Proof   `json:"proofs,omitempty"`
 	// Revoked is when a proof was last revoked or lost. An older container may depend on that proof.
 	Revoked time.Time `json:"revoked,omitzero"`
-	// OlderGrants means that a pod may hold a grant by a proof that the record does not contain: pods held grants when the
-	// record began to prove access, or a proof was evicted.
+	// OlderGrants means that a pod may hold a grant by a proof that the record does not contain, such as an evicted one.
 	OlderGrants bool `json:"olderGrants,omitempty"`
 	// Unlisted means that no list of the runtime's images has contained the image since the record was made.
 	Unlisted bool `json:"unlisted,omitempty"`
@@ -102,9 +101,6 @@ func (r *Record) clone() Record {
 	}
 	return next
 }
-
-// MaxGone bounds the records of images that are gone. The store deletes those that have been gone for the longest time.
-const MaxGone = 4096
 
 // An Intent states that a pull was sent to the runtime, or was about to be. Its ID and Repository identify it.
 type Intent struct {
@@ -134,7 +130,6 @@ type Distrust struct {
 }
 
 // Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
-// The caller must not change what it refers to.
 type Facts struct {
 	Record *Record // nil if there is none
 	Mark   *Mark   // nil if there is none
@@ -152,12 +147,10 @@ type Facts struct {
 // Untracked reports whether the store has no record, intent or mark for the pair.
 func (f *Facts) Untracked() bool { return f.Record == nil && f.Mark == nil && len(f.Intents) == 0 }
 
-// ProveAccess reports whether the record holds any proof of access. A lost pull or a revocation leaves a record without
-// proofs, which shows nothing about the name.
+// ProveAccess reports whether the record holds any proof of access. A lost pull or a revocation leaves one without.
 func (f *Facts) ProveAccess() bool {
 	return f.Record != nil && (f.Record.Open || len(f.Record.Proofs) > 0)
 }
 
-// MayBeMarked reports whether a scan may mark the pair: it is untracked, and the store has no other repository of the
-// image.
+// MayBeMarked reports whether a scan may mark the pair: it and all other repositories of the image are untracked.
 func (f *Facts) MayBeMarked() bool { return f.Untracked() && !f.OtherRecords && !f.OtherMarks }

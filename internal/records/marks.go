@@ -14,14 +14,13 @@ type Scan struct {
 	// First sets the durable flag that the store has been scanned once.
 	First bool
 	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
-	// It must not call the store.
+	// It is pure.
 	Brought func(Intent, Pair) bool
 }
 
-// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if the store is
-// trusted, has nothing about the image that prevents it ([Facts.MayBeMarked]), no pull with an intent may have brought
-// the image under any of its names, and the list of every [Creation] has the pair. Pairs contains every pair of an
-// image, or none.
+// MarkPreloaded marks the pairs of the scan that are due, and returns them. A pair is due if the store is trusted and
+// has nothing that prevents it ([Facts.MayBeMarked]), no pull with an intent may have brought the image under any of
+// its names, and the list of every [Creation] has the pair. Pairs contains every pair of an image, or none.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.Mark, func(t *tx) []Pair {
 		if t.meta.distrust != nil {
@@ -36,8 +35,7 @@ func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	})
 }
 
-// Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is
-// current.
+// Due returns the pairs that MarkPreloaded would mark if the store is trusted.
 func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
 	return read(s, "look for what is preloaded", func(t *facts) []Pair { return t.due(pairs, brought) })
 }
@@ -48,7 +46,6 @@ func (t *facts) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair
 		listed[p.ImageID] = true
 	}
 	images, repositories := map[string]bool{}, t.unlistedRepositories(listed)
-	// A pull may have brought the image, under whatever other names it has now.
 	for _, p := range pairs {
 		if repositories[p.Repository] {
 			images[p.ImageID] = true
@@ -61,7 +58,6 @@ func (t *facts) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair
 		}
 	}
 	for _, p := range pairs {
-		// Almost every pair is known.
 		if images[p.ImageID] || t.known(p) || !listedByAll(t.creations, p) {
 			continue
 		}
@@ -100,8 +96,8 @@ type Acceptable struct {
 	Proved []Record
 }
 
-// AcceptMarks marks the pairs that have no mark yet, whatever else is in the store about them, also in a distrusted
-// store, and returns them. Records and intents stay as they are. A dry run changes nothing.
+// AcceptMarks marks the pairs that have no mark yet, whatever else is in the store, and returns them. A dry run changes
+// nothing.
 func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time, dryRun bool) (Acceptable, error) {
 	look := func(t *facts) Acceptable { return t.acceptable(pairs) }
 	return correct(s, "accept preloaded marks", crashpoint.Accept, dryRun, look, func(t *tx, found Acceptable) {
@@ -130,11 +126,10 @@ type Forgotten struct {
 	Open []Pair
 }
 
-// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets one without proofs: it
-// needs proof, and no scan marks it again. The record gets the time, as in a revocation.
-//
-// A selection with only a repository selects all marks of the images that have a mark in it: the same content must not
-// stay usable under another name, which a tenant may have given it. A dry run changes nothing.
+// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets one without proofs, so
+// that no scan marks it again. The record gets the time, as in a revocation. A selection with only a repository selects
+// all marks of the images that have a mark in it: a tenant may have given such an image another name. A dry run changes
+// nothing.
 func (s *Store) ForgetMarks(of Selection, now time.Time, dryRun bool) (Forgotten, error) {
 	look := func(t *facts) Forgotten { return t.forgettable(of) }
 	return correct(s, "forget preloaded marks", crashpoint.Forget, dryRun, look, func(t *tx, gone Forgotten) {
@@ -201,8 +196,8 @@ func (t *facts) selectedMarks(selected func(Pair) bool) (found []Mark) {
 	return found
 }
 
-// unlistedRepositories returns the repositories that need proof because they have a record whose image no list has
-// contained, including this one: the image of such a pull may be listed under another ID.
+// unlistedRepositories returns the repositories with a record whose image no list has contained, including this one:
+// the image of such a pull may be listed under another ID.
 func (t *facts) unlistedRepositories(listed map[string]bool) map[string]bool {
 	repositories := map[string]bool{}
 	for p, r := range t.records() {

@@ -15,8 +15,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// facts are all facts of a store. They never change in place: a write transaction makes new ones, and the store uses
-// them once they are on disk. A caller must not change what it gets.
+// facts are all facts of a store. They never change in place: a write transaction makes new ones.
 type facts struct {
 	images    map[string]image    // by image ID
 	intents   map[string][]Intent // by repository, ordered by ID
@@ -88,7 +87,7 @@ func load(b *bolt.Tx) (_ *facts, lost []place) {
 	return &now, lost
 }
 
-// A tx is a write transaction: the facts that it leaves, and how they get to the file.
+// A tx is a write transaction with the facts that it leaves.
 type tx struct {
 	facts
 	changes []change
@@ -118,7 +117,7 @@ func (t *facts) known(p Pair) bool {
 	return e != nil && (e.record != nil || e.mark != nil)
 }
 
-// all yields everything that is known, ordered by image ID and repository. The loop may write.
+// all yields everything, ordered by image ID and repository. The loop may write.
 func (t *facts) all() iter.Seq2[Pair, entry] {
 	return func(yield func(Pair, entry) bool) {
 		images := t.images
@@ -132,7 +131,7 @@ func (t *facts) all() iter.Seq2[Pair, entry] {
 	}
 }
 
-// records yields every record, ordered by image ID and repository. The loop may write.
+// records yields every record in the same order.
 func (t *facts) records() iter.Seq2[Pair, *Record] {
 	return func(yield func(Pair, *Record) bool) {
 		for p, e := range t.all() {
@@ -185,9 +184,6 @@ func (t *tx) putEndorsement(e Endorsement) {
 		t.setFormat(formatEndorsing)
 	}
 }
-
-// rewriteEndorsement is what rewriteRecord is for a record.
-func (t *tx) rewriteEndorsement(e Endorsement) { t.put(bucketEndorsements, e.key(), e) }
 
 // deleteEndorsement lowers the format with the last one, so that an older version can open the store again.
 func (t *tx) deleteEndorsement(e Endorsement) {

@@ -18,15 +18,13 @@ import (
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
-// Format is the newest version of the file that this code reads and writes. A store has format 1 as long as it has no
-// endorsement, and 2 until it gets one by an attestation, so that a version that knows less can open it.
-const Format = 3
-
-// The versions of the file.
+// The versions of the file, see the package comment. Format is the newest one that this code reads and writes.
 const (
 	formatPlain     = 1
 	formatEndorsing = 2
 	formatAttesting = 3
+
+	Format = formatAttesting
 )
 
 const asideInfix = ".damaged-"
@@ -42,15 +40,14 @@ const (
 
 // Options are the settings of [Open]. The zero value is for the first start on a node.
 type Options struct {
-	// KeyExists means that the node has a key, so that there was a store. If the store is missing, it was lost, and the
-	// new one is distrusted.
+	// KeyExists means that the node has a key, so that there was a store: a missing one was lost.
 	KeyExists bool
 	// Now is the time that Open writes; the zero value is the time of the call.
 	Now time.Time
 	// LockWait bounds the wait for the file lock; the zero value is 2 s.
 	LockWait time.Duration
-	// OnPanic is called for a panic in a transaction, which returns ErrUnreadable; nil is allowed. bbolt may hold its
-	// locks for ever then, and every later call fails. So the program should end.
+	// OnPanic is called for a panic in a transaction, which returns ErrUnreadable; nil is allowed. Every later call fails,
+	// because bbolt may hold its locks. So the program should end.
 	OnPanic func(value any, stack []byte)
 	// OnSync is called with the duration of each write transaction; nil is allowed.
 	OnSync func(time.Duration)
@@ -58,24 +55,14 @@ type Options struct {
 
 // A Report is the result of Open.
 type Report struct {
-	// Created means that Open created a new store.
-	Created bool
+	Created bool // Open created a new store
 	// SetAside is where a damaged file was moved to; "" if there was none. If Created is false, it is a copy of the file
 	// from which Open has removed the values that could not be read.
 	SetAside string
-	// Damage describes the damage of that file.
-	Damage string
+	Damage   string // of that file
 	// Distrust is set while the store is distrusted.
 	Distrust *Distrust
 }
-
-type newerFormatError struct{ found int }
-
-func (e newerFormatError) Error() string {
-	return fmt.Sprintf("%v: format %d, this version reads up to %d", ErrNewerFormat, e.found, Format)
-}
-
-func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
 
 // Open opens the store at path, or creates a new one. The error is ErrNewerFormat or ErrInUse, or that of the disk. A
 // damaged tree, which Open sets aside, and values that cannot be read, which it removes, are not errors: see [Report].
@@ -128,8 +115,7 @@ func openFile(path string, o Options) (f *boltfile.File, damage, err error) {
 	return OpenLocked(file, boltfile.Options{OnPanic: o.OnPanic})
 }
 
-// OpenLocked opens the file of a store that boltfile.Lock has returned, and reads all of it. It returns the damage for
-// which Open sets the file aside.
+// OpenLocked opens a file that boltfile.Lock has returned. It returns the damage for which Open sets the file aside.
 func OpenLocked(file *os.File, o boltfile.Options) (f *boltfile.File, damage, err error) {
 	o.Check = check
 	f, damage, err = boltfile.OpenLocked(file, o)
@@ -185,7 +171,7 @@ func check(tx *bolt.Tx) error {
 	if unknown != nil {
 		return unknown
 	}
-	// The key of distrust is enough, so distrust must not get lost if the key is damaged.
+	// It may be the key of distrust, which must not get lost.
 	return meta.ForEach(func(k, _ []byte) error {
 		if !isPlace(bucketMeta, k) {
 			return fmt.Errorf("bucket meta: unknown key %q", k)
@@ -194,8 +180,7 @@ func check(tx *bolt.Tx) error {
 	})
 }
 
-// create makes a new store under a temporary name and renames it when it is complete, so that a crash cannot leave an
-// incomplete store.
+// create makes a new store under a temporary name, and renames it when it is complete.
 func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) {
 	temporary := path + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -253,8 +238,8 @@ func setAside(path string, now time.Time) (string, error) {
 	return to, disk.SyncFolder(filepath.Dir(path))
 }
 
-// readFacts reads all facts. It removes the values that cannot be read under their key, and distrusts the store, in one
-// transaction: one of them may be the record of an image, which a scan would mark without it. A copy stays beside it.
+// readFacts reads all facts. It removes the values that cannot be read, and distrusts the store, in one transaction. A
+// copy stays beside it.
 func readFacts(f *boltfile.File, path string, now time.Time, report *Report) (found *facts, err error) {
 	aside, copied := asideOf(path, now), path+".copy" // one name, so that starts that fail leave at most one copy
 	var lost []place

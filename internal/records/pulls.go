@@ -10,14 +10,13 @@ import (
 )
 
 // MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Pulls of the same
-// name have one intent, that of the latest end. One intent without a name replaces more than MaxUnresolved: one of
-// these pulls may have brought any image of the repository.
+// name have one intent. One intent without a name replaces more than MaxUnresolved: it stands for any image.
 const MaxUnresolved = 64
 
-// BeginListed writes the intent of a pull and returns it; afterwards the caller may call the runtime. In the same
-// transaction it deletes the marks of the repository whose image is not in present, the images that the runtime lists
-// under it, and returns their pairs: the pull could bring back an image that was removed. If present is nil and the
-// repository has marks, BeginListed writes nothing and returns ErrMarked with their pairs.
+// BeginListed writes the intent of a pull and returns it; then the caller may call the runtime. In the same transaction
+// it deletes the marks of the repository whose image is not in present, the images that the runtime lists under it, and
+// returns their pairs: the pull could bring such an image back. If present is nil and the repository has marks,
+// BeginListed writes nothing and returns ErrMarked with their pairs.
 func (s *Store) BeginListed(
 	name, repository string, now time.Time, present map[string]struct{},
 ) (in Intent, unmarked []Pair, err error) {
@@ -45,15 +44,13 @@ func (t *tx) begin(name, repository string, now time.Time) Intent {
 
 // A Result is what a successful pull proved.
 type Result struct {
-	Pair Pair
-	// Open means that the pair is open to every pod from now on. Otherwise Credential proved access.
-	Open       bool
+	Pair       Pair
+	Open       bool // to every pod from now on; otherwise Credential proved access
 	Credential credential.ID
 	Secrets    []SecretRef
 	Namespace  string // of the pod that the pull was for; "" if it is not known
 	At         time.Time
-	// Created is the creation time of a new record. It is not before At; the zero value means At.
-	Created time.Time
+	Created    time.Time // of a new record; not before At
 	// OlderGrants means that pods hold grants for the pair by other credentials.
 	OlderGrants bool
 	// Revoked means that the proof has been revoked since the pull began: the record does not get it.
@@ -190,8 +187,7 @@ type Denial struct {
 	At         time.Time
 }
 
-// Deny deletes the intent of a pull that a registry refused. If the record has a proof of the credential, Deny notes
-// the refusal in it, in the same transaction. The proof stays, with its times.
+// Deny deletes the intent of a pull that a registry refused, and notes the refusal in the proof of the credential.
 func (s *Store) Deny(in Intent, d Denial) error {
 	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.Drop, func(t *tx) {
 		t.deny(d)
@@ -214,12 +210,11 @@ func (t *tx) deny(d Denial) {
 	t.putRecord(rec)
 }
 
-// End notes that a pull has ended without a known result. Its intent stays, and replaces earlier ones as described at
-// MaxUnresolved. An unknown intent is not an error.
+// End is EndAll for one intent.
 func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in}, at) }
 
-// EndAll does the same for several intents, in transactions of a bounded size. After an error, some of them may have
-// been ended.
+// EndAll notes that pulls have ended without a known result, in transactions of a bounded size. Their intents stay, and
+// replace earlier ones as described at MaxUnresolved. After an error, some of them may have been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
 	return s.inBatches(intents, "end pull intents", crashpoint.End, func(t *tx, in Intent) { t.end(in, at) })
 }
@@ -234,8 +229,7 @@ func (t *tx) end(in Intent, at time.Time) {
 	}
 }
 
-// unresolved writes the intent of a pull that has ended without a known result, and deletes the intents of the
-// repository that it replaces.
+// unresolved writes the intent of a pull that has ended without a known result, and deletes those that it replaces.
 func (t *tx) unresolved(in Intent) {
 	var all, same []Intent // the other ended intents; those with the same name
 	for _, other := range t.intents[in.Repository] {

@@ -13,13 +13,11 @@ type Revocation struct {
 	// ImageID and Repository select records.
 	ImageID    string
 	Repository string
-	// Credential selects the proofs of a credential. It also selects the proofs of a Secret that held the credential
-	// before, if no registry has confirmed the Secret's content since.
+	// Credential selects the proofs of a credential, and Secret those that a Secret is noted with, by each of its fields
+	// that is set. Both also select the proofs of a Secret that held a selected credential before, if no registry has
+	// confirmed the Secret's content since.
 	Credential credential.ID
-	// Secret selects the proofs that a Secret is noted with, by each of its fields that is set: the UID, namespace and
-	// name, or only the namespace. It also selects the proofs of another Secret that held a selected credential before, if
-	// no registry has confirmed that Secret's content since.
-	Secret SecretRef
+	Secret     SecretRef
 }
 
 // Empty reports whether r selects nothing.
@@ -47,12 +45,6 @@ func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
 	})
 }
 
-// SelectsProof reports whether r selects a proof: by its credential or, while no registry has confirmed that, by a
-// credential that its Secret held before.
-func (r Revocation) SelectsProof(p Proof) bool {
-	return r.SelectsAny(p.Credential, p.RotatedFrom, p.Secrets)
-}
-
 // SelectsAny reports whether r selects a credential, or one of those that its Secret held before.
 func (r Revocation) SelectsAny(id credential.ID, before []credential.ID, from []SecretRef) bool {
 	return r.Selects(id, from) || slices.ContainsFunc(before, func(b credential.ID) bool { return r.Selects(b, from) })
@@ -72,10 +64,10 @@ type Revoked struct {
 	Marked []Mark
 }
 
-// Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs: its
-// image needs proof, and is never marked preloaded. Records that are selected as a whole or lose a proof get the time.
-// So do the records of the pairs in used, whose grants depend on what is revoked although no proof shows it any more;
-// such a pair without record and mark gets a record without proofs. A dry run changes nothing.
+// Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs, so that
+// its image is never marked preloaded. Records that are selected as a whole or lose a proof get the time. So do those
+// of the pairs in used, whose grants depend on what is revoked although no proof shows it any more; such a pair without
+// record and mark gets a record without proofs. A dry run changes nothing.
 func (s *Store) Revoke(r Revocation, at time.Time, used []Pair, dryRun bool) (Revoked, error) {
 	var changed []Record
 	look := func(t *facts) (found Revoked) {
@@ -121,8 +113,8 @@ func (t *facts) revocable(r Revocation) (found Revoked, changed []Record) {
 		rec := known.clone()
 		var gone []RevokedProof
 		taken := map[credential.ID]bool{}
-		for i := range rec.Proofs {
-			taken[rec.Proofs[i].Credential] = r.SelectsProof(rec.Proofs[i])
+		for _, x := range rec.Proofs {
+			taken[x.Credential] = r.SelectsAny(x.Credential, x.RotatedFrom, x.Secrets)
 		}
 		rec.Proofs = slices.DeleteFunc(rec.Proofs, func(proof Proof) bool {
 			held := func(id credential.ID) bool { return taken[id] }

@@ -18,14 +18,10 @@ type Rotation struct {
 
 // Rotate replaces the credential with which a Secret proved access by the one that the Secret contains now, and reports
 // whether it did. The record must name the Secret, have room, and show at most MaxRotations changes since a registry
-// confirmed the Secret. The new proof keeps the times of the old one and is not confirmed ([Proof.RotatedFrom]), unless
-// a registry has confirmed the new credential. The old credential stays with other Secrets that contain it.
+// confirmed the Secret. The new proof keeps the times of the old one, and is unconfirmed ([Proof.RotatedFrom]) unless a
+// registry has confirmed it. The old credential stays with other Secrets that contain it.
 func (s *Store) Rotate(r Rotation) (bool, error) {
-	if r.Credential == "" || r.Secret.UID == "" {
-		return false, nil
-	}
-	what := "rotate a credential for " + r.Pair.Repository
-	return write(s, what, crashpoint.Rotate, func(t *tx) bool {
+	return write(s, "rotate a credential for "+r.Pair.Repository, crashpoint.Rotate, func(t *tx) bool {
 		known := t.record(r.Pair)
 		if known == nil {
 			return false

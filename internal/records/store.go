@@ -19,7 +19,7 @@ type Store struct {
 	onSync    func(time.Duration)
 	lastWrite uint64 // see WrittenBefore
 
-	// writing is held during a write transaction. It precedes mu.
+	// writing is held during a write transaction. It precedes mu. Neither calls out, except for the functions Brought.
 	writing sync.Mutex
 
 	// mu guards the fields below. It is never held during a call to bbolt.
@@ -55,7 +55,7 @@ func read[T any](s *Store, what string, f func(*facts) T) (v T, err error) {
 	return f(s.facts), nil
 }
 
-// write is read in a write transaction, between two crash points. If it returns no error, the change is on disk.
+// write is read in a write transaction, between two crash points.
 func write[T any](s *Store, what, point string, f func(*tx) T) (T, error) {
 	var v, none T
 	if err := s.update(what, point, func(t *tx) { v = f(t) }); err != nil {
@@ -117,16 +117,13 @@ func (s *Store) usable() error {
 	s.mu.RLock()
 	failed := s.failed
 	s.mu.RUnlock()
-	switch {
-	case failed == nil:
+	if failed == nil {
 		return nil
-	case errors.Is(failed, errClosed):
-		return failed
 	}
 	return s.reload()
 }
 
-// reload reads the facts again: it is unknown what the failed write has written. Until then every call fails.
+// reload reads the facts again: it is unknown what the failed write has written.
 func (s *Store) reload() error {
 	var now *facts
 	err := s.file.View(func(b *bolt.Tx) (err error) {
@@ -195,8 +192,8 @@ func (t *facts) lookup(p Pair) (f Facts) {
 
 func (e *entry) rival() bool { return e.record != nil && !e.record.Open }
 
-// otherMark reports whether the mark of another repository of an image counts. None counts before the first scan, when
-// all names have the same age. A tenant may have given a preloaded image a name later (docs/design/0024).
+// otherMark reports whether the mark of another repository of an image counts: a tenant may have given the image its
+// name later (docs/design/0024). None counts before the first scan, when all names have the same age.
 func (t *facts) otherMark(e *entry) bool {
 	return e.mark != nil && t.meta.scanned && t.meta.distrust == nil // the next scan of a distrusted store is a first one
 }
@@ -238,11 +235,11 @@ func (s *Store) LastWrite() (number uint64, err error) {
 	return number, nil
 }
 
-// WrittenBefore returns what LastWrite was when the store was opened, and 0 if Open has made the store, or the store is
-// a copy: another store, or the original of a copy, has the same numbers.
+// WrittenBefore returns what LastWrite was when the store was opened; 0 for a new store and for a copy, because another
+// store, or the original of the copy, has the same numbers.
 func (s *Store) WrittenBefore() uint64 { return s.lastWrite }
 
-// Stats counts the content of the store. Bytes is the size of the file, Format the number of its format.
+// Stats counts the content of the store. Bytes is the size of the file.
 type Stats struct {
 	Records, Intents, Marks, Endorsements int
 	Bytes                                 int64

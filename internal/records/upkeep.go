@@ -12,8 +12,7 @@ import (
 type Use struct {
 	At          time.Time
 	Credentials map[credential.ID]time.Time
-	// Secrets are those by which one of Credentials was used, if they are to be noted with it. They are not noted if the
-	// use was before the credential was first proved.
+	// Secrets are those to note with one of Credentials, unless it was first proved after the use.
 	Secrets map[credential.ID][]SecretRef
 }
 
@@ -31,7 +30,7 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 				proof := &r.Proofs[i]
 				proof.LastUsed = later(proof.LastUsed, u.Credentials[proof.Credential])
 				if u.Credentials[proof.Credential].Before(proof.FirstProved) || len(proof.RotatedFrom) > 0 {
-					continue // the use is older than the proof, or than the last change of the Secret
+					continue
 				}
 				for _, ref := range u.Secrets[proof.Credential] {
 					proof.note(ref)
@@ -62,7 +61,7 @@ func (t *tx) clamp(now time.Time) (n int) {
 		for _, one := range e.endorsements {
 			if one.At.After(now) {
 				one.At = now
-				t.rewriteEndorsement(one)
+				t.put(bucketEndorsements, one.key(), one)
 				n++
 			}
 		}
@@ -79,25 +78,21 @@ func earlier(a, b time.Time) time.Time {
 
 // Pruned is the result of Prune.
 type Pruned struct {
-	// Records and Marks are the pairs whose record or mark Prune deleted.
-	Records, Marks []Pair
+	// Records, Marks and Endorsements are the pairs whose record, mark or endorsements Prune deleted.
+	Records, Marks, Endorsements []Pair
 	// Closed contains the records that have lost their proofs because their image is gone.
 	Closed []Pair
-	// Unlisted contains the pairs of records whose image no list has contained. Their repositories have an intent now.
+	// Unlisted contains those whose image no list has contained. Their repositories have an intent now.
 	Unlisted []Pair
-	// Endorsements contains the pairs whose endorsements Prune deleted, ordered.
-	Endorsements []Pair
 }
 
 // A Pruning lists the images of the runtime.
 type Pruning struct {
 	// Images contains the IDs of all images of the runtime, or at least of those that have records, marks or endorsements.
 	Images map[string]struct{}
-	// Pairs contains the pairs of these images. Prune deletes a mark and the endorsements whose pair is not in it. If
-	// Pairs is nil, they stay as long as the image, under whatever name.
+	// Pairs contains the pairs of these images; nil: all pairs.
 	Pairs map[Pair]struct{}
-	// Before is what [Store.Written] returned before the runtime was asked. Everything written since then stays, because
-	// the runtime's answer may be older.
+	// Before is what [Store.Written] returned before the runtime was asked. What was written since then stays.
 	Before uint64
 	// Removed is the ID of an image that was removed through pullgate; "" means none.
 	Removed string
@@ -106,10 +101,9 @@ type Pruning struct {
 
 // Prune deletes the marks and endorsements of pairs that are not present, and the records of absent images that every
 // pod could use or that were removed through pullgate. Other records of absent images lose their proofs and stay: a
-// runtime may omit an image from its lists until its next restart, and then the image must not look untracked.
-//
-// A record whose image no list has contained may have a wrong image ID. Prune writes an intent of its repository, as
-// for a pull with an unknown result. Without images it returns ErrNoImages.
+// runtime may omit an image from its lists until its next restart. A record whose image no list has contained may have
+// a wrong image ID; Prune writes an intent of its repository, as for a pull with an unknown result. Without images it
+// returns ErrNoImages.
 func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
@@ -186,14 +180,13 @@ type Settlement struct {
 	Intents []Intent
 	// Present contains every pair of a full list of the runtime's images.
 	Present []Pair
-	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
-	// It must not call the store.
+	// Brought is that of [Scan].
 	Brought func(Intent, Pair) bool
 	Now     time.Time
 }
 
 // Settle writes a record without proofs for each pair without record and mark that one of the pulls may have brought,
-// and deletes the intents, in transactions of a bounded size. An unknown intent is not an error.
+// and deletes the intents, in transactions of a bounded size.
 func (s *Store) Settle(of Settlement) error {
 	present := map[string][]Pair{}
 	for _, p := range of.Present {

@@ -18,9 +18,8 @@ const (
 	bucketIntents = "intents"
 	bucketRecords = "records"
 	bucketMarks   = "marks"
-	// bucketCreations is created by the first write to it.
-	bucketCreations = "creations"
-	// bucketEndorsements is created by the first write to it and deleted with the last value in it.
+
+	bucketCreations    = "creations"
 	bucketEndorsements = "endorsements"
 )
 
@@ -63,8 +62,7 @@ func sound(bucket string, key, stored []byte) bool {
 	return len(stored) >= sumSize && binary.BigEndian.Uint32(stored) == sum(bucket, key, stored[sumSize:])
 }
 
-// decode reads the stored form. It accepts only what encode made for the same place. The result has the type of the
-// place.
+// decode reads the stored form. It accepts only what encode made for the same place.
 func decode(bucket string, key, stored []byte) (any, error) {
 	switch {
 	case isFormat(bucket, key):
@@ -73,7 +71,7 @@ func decode(bucket string, key, stored []byte) (any, error) {
 		case err != nil || found < 1:
 			return nil, fmt.Errorf("%w: bucket %s: the format is %q", ErrUnreadable, bucket, stored)
 		case found > Format:
-			return nil, newerFormatError{found: found}
+			return nil, fmt.Errorf("%w: format %d, this version reads up to %d", ErrNewerFormat, found, Format)
 		}
 		return found, nil
 	case !isPlace(bucket, key):

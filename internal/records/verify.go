@@ -47,8 +47,8 @@ func (v *Verification) add(where string, err error) {
 	v.Problems = append(v.Problems, Problem{Where: where, What: err.Error()})
 }
 
-// Verify reads every value in one snapshot and returns those that cannot be read. An error means that it was not
-// completed. It does not block other calls, unless the file has to be mapped again because it has grown.
+// Verify reads every value in one snapshot and returns those that cannot be read. It does not block other calls, unless
+// the file has to be mapped again because it has grown.
 func (s *Store) Verify(ctx context.Context) (Verification, error) {
 	s.writing.Lock()
 	begun := sync.OnceFunc(s.writing.Unlock)
@@ -97,8 +97,8 @@ func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verificatio
 }
 
 // Backup writes a consistent copy of the store, which [Open] accepts, while other calls continue. The copy is
-// distrusted: when it is put back, it does not know the images that were pulled later. Before the first byte, Backup
-// calls size with the number of bytes; nil is allowed. After an error, the written bytes are not a complete copy.
+// distrusted: it does not know the images that were pulled later. Before the first byte, Backup calls size with the
+// number of bytes; nil is allowed.
 func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
 	if err := s.file.Copy(ctx, w, size, func(tx *bolt.Tx) error { return distrustCopy(tx, time.Now()) }); err != nil {
 		return fmt.Errorf("back up records: %w", err)

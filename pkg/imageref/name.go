@@ -11,8 +11,7 @@ import (
 // image ID, or as a prefix of one.
 const idRepository = "docker.io/library/sha256"
 
-// A Name is a normalised image name. It is comparable: equal names mean the same image, on one
-// runtime at one moment. The zero value is not a name.
+// A Name is a normalised image name. It is comparable. The zero value is not a name.
 type Name struct {
 	repository string
 	suffix     string // ":tag" or "@digest"
@@ -38,7 +37,6 @@ func Parse(s string) (Name, error) {
 }
 
 // String returns the normal form, "repository:tag" or "repository@digest"; "" for the zero value.
-// Parse of it gives the same name.
 func (n Name) String() string { return n.repository + n.suffix }
 
 // Repository returns the name without tag and digest, "docker.io/library/busybox".
@@ -66,11 +64,10 @@ func (n Name) IsDigest() bool { return strings.HasPrefix(n.suffix, "@") }
 
 // Digest returns the digest of a name that has one, such as "sha256:…"; "" for every other name.
 func (n Name) Digest() string {
-	digest, _ := strings.CutPrefix(n.suffix, "@")
 	if !n.IsDigest() {
 		return ""
 	}
-	return digest
+	return n.suffix[1:]
 }
 
 // IsImageID reports whether runtimes take the name for an image ID or a prefix of one.

@@ -2,9 +2,8 @@ package imageref
 
 import "strings"
 
-// A Ref is an image name as it is written, together with its normal form. [New] parses the name, and a Ref is passed on
-// in its place, so that no name is parsed twice. It is comparable: equal Refs are written alike. The zero value is that
-// of no name.
+// A Ref is an image name as it is written, with its normal form, so that no name is parsed twice. It is comparable. The
+// zero value is no name.
 type Ref struct {
 	written string
 	name    Name
@@ -12,13 +11,8 @@ type Ref struct {
 
 // New returns the Ref of a name. A name that does not parse has a Ref as well, with the zero [Name].
 func New(s string) Ref {
-	if s == "" {
-		return Ref{}
-	}
-	return recentRef(s, func(s string) Ref {
-		n, _ := Parse(s)
-		return Ref{written: s, name: n}
-	})
+	n, _ := Parse(s)
+	return Ref{written: s, name: n}
 }
 
 // String returns the name as it is written.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/records/offline"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -146,9 +147,9 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return unknown("start pullgated, which creates it", "%s not found", path)
-	case errors.Is(err, offline.ErrInUse):
+	case errors.Is(err, records.ErrInUse):
 		return unknown("see the findings about the daemon", "%s is open in a pullgated that does not respond", path)
-	case errors.Is(err, offline.ErrNewerFormat):
+	case errors.Is(err, records.ErrNewerFormat):
 		return fail("install the version that wrote it, or move it away: every image then needs proof once",
 			"%s: %v", path, err)
 	case err != nil:

@@ -25,12 +25,14 @@ const compactSuffix = ".compact"
 
 const batchBytes = 4 << 20
 
+// ErrDamaged is the error of Compact for a file with a damaged structure: compaction would lose a part of it.
+var ErrDamaged = errors.New("records: file damaged")
+
 // A Compaction has the size of the file in bytes before and after compaction.
 type Compaction struct{ Before, After int64 }
 
 // Compact replaces the file at path by one that has the same values without free pages, with the same mode and owner.
-// It keeps values that cannot be decoded: they make images need proof. The error is ErrDamaged for a damaged structure,
-// and ErrNewerFormat for a newer format.
+// It keeps values that cannot be decoded: they make images need proof.
 func Compact(ctx context.Context, path string) (c Compaction, err error) {
 	file, err := boltfile.Lock(ctx, path, false, 0)
 	if err == nil {
@@ -93,8 +95,7 @@ func write(from *boltfile.File, path string) (size int64, err error) {
 	return size, err
 }
 
-// finish verifies that the new file has the content of the old one, and sets the same mode and owner. bbolt allocates
-// more bytes than the size that it uses.
+// finish cuts the new file to its size, verifies that it has the content of the old one, and sets the mode and owner.
 func finish(from *os.File, path string, size int64) (c Compaction, err error) {
 	to, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -1,11 +1,8 @@
 // Package offline implements reading, checking and compacting the file of a store that no daemon has open.
 //
-// No call changes a byte of a store, or creates, upgrades, repairs or sets aside a store. [Compact] writes a new file.
-// When the file is complete, on disk and verified to have the same values, Compact renames it over the store; after any
-// failure the store is unchanged.
-//
-// Each call holds the file's lock, and waits for it as long as a daemon would. A running daemon holds the lock; the
-// error is then ErrInUse.
+// No call changes a store. [Compact] writes a new file, and renames it over the store when it is complete, on disk and
+// verified to have the same values. Each call holds the file's lock; with a running daemon, the error is
+// records.ErrInUse.
 //
 // # Lines of a dump
 //
@@ -19,6 +16,5 @@
 //	{"v":1,"bucket":"records","key":"…","unreadable":"<why>"}                     a value that cannot be read
 //	{"v":1,"damage":"<what>"}                                                     a part that cannot be walked
 //
-// Within a version, fields may be added, but are not removed and do not change their meaning. Every line is ASCII. A
-// store contains no credentials, only their IDs.
+// Within a version, fields may be added, but are not removed and do not change their meaning. Every line is ASCII.
 package offline

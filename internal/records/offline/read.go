@@ -17,7 +17,7 @@ import (
 )
 
 // Check reads the whole file at path and reports the values that cannot be read, and the damage for which a daemon
-// would set the file aside. For a file of a newer format it returns ErrNewerFormat.
+// would set the file aside.
 func Check(ctx context.Context, path string) (v records.Verification, err error) {
 	f, err := boltfile.Lock(ctx, path, true, 0)
 	if err == nil {
@@ -55,7 +55,6 @@ type line struct {
 }
 
 // Dump writes the content of the file at path to w, in the format of the package comment, and returns what it found.
-// For a file of a newer format it returns ErrNewerFormat and writes nothing.
 func Dump(ctx context.Context, path string, w io.Writer) (v records.Verification, err error) {
 	f, err := boltfile.Lock(ctx, path, true, 0)
 	if err == nil {

@@ -14,8 +14,7 @@ import (
 )
 
 // Copy writes a consistent copy of the file, also during write transactions, after change was applied to the copy.
-// Before the first byte it calls size with the number of bytes; nil is allowed. After an error, the copy is not
-// complete.
+// Before the first byte it calls size with the number of bytes; nil is allowed.
 //
 // The copy is sent from an unnamed file in the same directory: a read transaction that waits for a slow w would block
 // the write that has to enlarge the memory map, and every call that waits for that write.
@@ -63,8 +62,7 @@ func (f *File) copy(ctx context.Context, w io.Writer, size func(int64), change f
 	return err
 }
 
-// changeCopy runs one transaction in a file that has no name any more; it opens the file by its descriptor. bbolt need
-// not sync the copy, because the program that stores the copy does.
+// changeCopy runs one transaction in a file that has no name any more. The program that stores the copy syncs it.
 func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 	db, err := bolt.Open(fmt.Sprintf("/proc/self/fd/%d", copied.Fd()), 0o600,
 		&bolt.Options{NoSync: true, NoGrowSync: true})
@@ -76,8 +74,7 @@ func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 	return db.Update(change)
 }
 
-// room returns an error if a copy of n bytes would take more than half of the free space: pulls are refused when the
-// disk is full.
+// room returns an error if a copy of n bytes would take more than half of the free space: a full disk stops pulls.
 func room(path string, n int64) error {
 	on, err := disk.StatsOf(filepath.Dir(path))
 	if err != nil {

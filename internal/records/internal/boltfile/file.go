@@ -16,9 +16,7 @@ import (
 )
 
 const (
-	// lockWait is how long Lock waits by default. bbolt waits without a limit, so that a second daemon would block without
-	// a message.
-	lockWait  = 2 * time.Second
+	lockWait  = 2 * time.Second // by default
 	lockPause = 20 * time.Millisecond
 )
 
@@ -27,8 +25,7 @@ type Options struct {
 	// ReadOnly says that Lock opened the file for reading.
 	ReadOnly bool
 	// OnPanic is called for a panic in a transaction, which then returns ErrUnreadable; nil is allowed. The cause is a
-	// failed read ([FailedRead]), a damaged page, or an error in the program. Every later transaction fails, and Close
-	// too.
+	// failed read ([FailedRead]), a damaged page, or an error in the program. Every later call fails.
 	OnPanic func(value any, stack []byte)
 	// Check checks the content of the file after its structure was checked; an error means that the file is damaged.
 	Check func(*bolt.Tx) error
@@ -37,15 +34,14 @@ type Options struct {
 // A File is an open file. Its methods may be called concurrently.
 type File struct {
 	// DB is the database. Use View and Update, so that a damaged page does not end the process.
-	DB   *bolt.DB
-	file *os.File // of DB, closed with it
-	// onPanic is Options.OnPanic.
+	DB       *bolt.DB
+	file     *os.File // of DB, closed with it
 	onPanic  func(value any, stack []byte)
 	panicked atomic.Bool // in a transaction
 }
 
 // Lock opens the regular file at path and locks it like bbolt: readOnly together with other readers, otherwise alone.
-// It returns the file that is at path when it has the lock, or ErrInUse after wait; 0 means 2 s.
+// It returns the file that is at path then, or ErrInUse after wait; 0 means 2 s.
 func Lock(ctx context.Context, path string, readOnly bool, wait time.Duration) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(wait, lockWait), ErrInUse)
 	defer cancel()
@@ -112,10 +108,8 @@ func inPlace(path string, f *os.File) bool {
 	return err == nil && statErr == nil && os.SameFile(now, info)
 }
 
-// OpenLocked opens a file that Lock has returned, and reads all of it. For a damaged file it returns the damage; err is
-// an error of the file system. If OpenLocked returns no File, it has closed the file.
+// OpenLocked opens a file that Lock has returned, or closes it and returns its damage or an error of the file system.
 func OpenLocked(file *os.File, o Options) (f *File, damage, err error) {
-	// Before bbolt reads the file, because bbolt does not validate it. Walk finds all damage that bbolt's own check finds.
 	if err := Walk(file, Visitor{}); err != nil {
 		if IsSystem(err) {
 			return nil, nil, errors.Join(err, file.Close())
@@ -178,7 +172,7 @@ func IsSystem(err error) bool {
 	return errors.As(err, &path) || errors.As(err, &call) || errors.As(err, &number)
 }
 
-// closeDamaged closes a file that may be too damaged for a normal close; it does not write pages.
+// closeDamaged closes a file that may be too damaged for a normal close.
 func (f *File) closeDamaged() error {
 	if f.DB != nil {
 		return guard(nil, f.DB.Close)

@@ -20,17 +20,15 @@ const (
 	bucketEntry = 1
 )
 
-// A Visitor has functions that a walk calls for the content of a file. A nil function is not called; an error of a
-// function ends the walk.
+// A Visitor has functions that a walk calls. A nil function is not called; an error of a function ends the walk.
 type Visitor struct {
-	// Bucket is called for each bucket before its content. The name of a nested bucket consists of both names with a slash
-	// between them.
+	// Bucket is called for each bucket before its content. The name of a nested bucket is both names with a slash.
 	Bucket func(name string, sequence uint64) error
 	// Value is called for each value, in the order of the keys, with the name of its bucket. The key and the value are
 	// valid until it returns.
 	Value func(bucket string, key, value []byte) error
-	// Damage is called for each part that cannot be walked; the walk continues with the other parts. If it is nil, the
-	// first damage ends the walk, which returns it. An error of the file system is not damage: it ends the walk.
+	// Damage is called for each part that cannot be walked. If it is nil, the walk returns the first damage. An error of
+	// the file system is not damage: it ends the walk.
 	Damage func(error) error
 }
 
@@ -42,8 +40,7 @@ type walker struct {
 	damages int
 }
 
-// Walk walks the tree of a file and its list of free pages, and checks both meta pages. No process may write to the
-// file.
+// Walk walks the tree of a file and its free pages, and checks both meta pages. No process may write to the file.
 func Walk(file io.ReaderAt, v Visitor) error {
 	m, err := newest(file)
 	if err == nil {
