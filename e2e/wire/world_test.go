@@ -4,7 +4,6 @@
 package wire_test
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,37 +25,15 @@ func endpoints(t *testing.T) map[string]string {
 	t.Helper()
 	dir := criproxytest.SocketDir(t)
 	direct := "unix://" + filepath.Join(dir, "runtime.sock")
-	server := grpc.NewServer(orca.CallMetricsServerOption(nil))
-	fake := criproxytest.NewRuntime(t)
-	server.RegisterService(withInterop(fake), nil)
-	runtimeapi.RegisterImageServiceServer(server, fake)
+	server := grpc.NewServer(orca.CallMetricsServerOption(nil), grpc.ForceServerCodecV2(criproxytest.RawCodec{}),
+		grpc.UnknownServiceHandler(criproxytest.NewRuntime(t).Handle))
+	inRuntimeService := testpb.TestService_ServiceDesc // pullgated forwards the CRI alone
+	inRuntimeService.ServiceName = runtimeapi.RuntimeService_ServiceDesc.ServiceName
+	server.RegisterService(&inRuntimeService, interop.NewTestServer())
 	l := criproxytest.Listen(t, strings.TrimPrefix(direct, "unix://"))
 	go func() { _ = server.Serve(l) }() // ends with Stop
 	t.Cleanup(server.Stop)
 	gate := testkit.Value(node.StartPullgated(t.Context(), filepath.Join(dir, "pullgated"), direct))(t)
 	host.AtEnd(t, gate.Stop)
 	return map[string]string{"direct": direct, "proxied": gate.Endpoint()}
-}
-
-// withInterop returns the RuntimeService with the methods of gRPC's TestService beside its own: pullgated forwards the
-// CRI alone.
-func withInterop(runtime runtimeapi.RuntimeServiceServer) *grpc.ServiceDesc {
-	d := grpc.ServiceDesc{ServiceName: runtimeapi.RuntimeService_ServiceDesc.ServiceName}
-	add := func(from grpc.ServiceDesc, server any) {
-		for _, m := range from.Methods {
-			handle := m.Handler
-			m.Handler = func(_ any, ctx context.Context, decode func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-				return handle(server, ctx, decode, i)
-			}
-			d.Methods = append(d.Methods, m)
-		}
-		for _, s := range from.Streams {
-			handle := s.Handler
-			s.Handler = func(_ any, stream grpc.ServerStream) error { return handle(server, stream) }
-			d.Streams = append(d.Streams, s)
-		}
-	}
-	add(runtimeapi.RuntimeService_ServiceDesc, runtime)
-	add(testpb.TestService_ServiceDesc, interop.NewTestServer())
-	return &d
 }

@@ -145,17 +145,9 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 // holdGrant starts a container, which shows that the pod has a grant.
 func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, name string) {
 	t.Helper()
-	sandbox, err := r.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: x.Config})
-	testkit.Must(t, err)
-	x.Sandbox = sandbox.GetPodSandboxId()
-	made, err := r.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: x.Sandbox,
-		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}},
-	})
-	if err == nil {
-		_, err = r.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
-	}
-	testkit.Must(t, err)
+	k := criproxytest.NewKubelet(t, r.Endpoint())
+	testkit.Must(t, k.Sandbox(t.Context(), x))
+	testkit.Must(t, k.Start(t.Context(), testkit.Value(k.Create(t.Context(), x, id, name))(t)))
 }
 
 // store writes the initial state of a case, with the daemon's own library.

@@ -3,8 +3,6 @@ package gate_test
 import (
 	"testing"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -131,8 +129,6 @@ func creating(b *testing.B, p *proxy, k *criproxytest.Kubelet) func() {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := p.runtime.RemoveContainer(b.Context(), &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
-			b.Fatal(err)
-		}
+		p.behindRemoved(id)
 	}
 }

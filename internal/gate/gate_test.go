@@ -195,7 +195,8 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	// The same if the sandbox was removed without the gate and only a list shows it.
 	dora := p.Pod("dora")
 	p.MustPull(dora, app, "good")
-	_, err = p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox})
+	_, err = criproxytest.Call[*runtimeapi.RemovePodSandboxResponse](p.runtime,
+		&runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox})
 	p.must(err)
 	_, err = p.Runtime.ListPodSandbox(t.Context(),
 		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}})

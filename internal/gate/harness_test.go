@@ -242,11 +242,18 @@ func container(id, name string, mounts ...*runtimeapi.Mount) *runtimeapi.Contain
 // behind creates a container without the gate.
 func (p *proxy) behind(x *criproxytest.Pod, id, name string) (containerID string) {
 	p.t.Helper()
-	made, err := p.runtime.CreateContainer(p.t.Context(), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: x.Sandbox, Config: container(id, name),
-	})
+	made, err := criproxytest.Call[*runtimeapi.CreateContainerResponse](p.runtime,
+		&runtimeapi.CreateContainerRequest{PodSandboxId: x.Sandbox, Config: container(id, name)})
 	p.must(err)
 	return made.GetContainerId()
+}
+
+// behindRemoved removes a container without the gate.
+func (p *proxy) behindRemoved(id string) {
+	p.t.Helper()
+	_, err := criproxytest.Call[*runtimeapi.RemoveContainerResponse](p.runtime,
+		&runtimeapi.RemoveContainerRequest{ContainerId: id})
+	p.must(err)
 }
 
 // serves makes the registry return an image for a name to clients with the password.

@@ -644,14 +644,14 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 	s.wantCode(err, codes.PermissionDenied, "a restored pod that the runtime does not report as restored")
 
 	// A lost answer leaves such containers at the runtime.
-	lost, err := s.runtime.RestorePod(t.Context(), request)
+	lost, err := criproxytest.Call[*runtimeapi.RestorePodResponse](s.runtime, request)
 	if err != nil {
 		t.Fatal(err)
 	}
 	id := lost.GetRestoredContainers()[0].GetContainerId()
 	s.wantCode(s.Start(t.Context(), id), codes.PermissionDenied,
 		"the start of a restored container, the answer to RestorePod being lost")
-	if left, err := s.runtime.ListContainers(t.Context(),
+	if left, err := criproxytest.Call[*runtimeapi.ListContainersResponse](s.runtime,
 		&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: id}}); err != nil ||
 		len(left.GetContainers()) > 0 {
 		t.Errorf("the container after it was denied: %v, %v; want none", left, err)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"strconv"
 	"testing"
 
 	"google.golang.org/grpc/metadata"
@@ -21,43 +20,30 @@ func TestBuffersAreReleased(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	message := bytes.Repeat([]byte{0xfa, 0x3e, 0x03, 'n', 'e', 'w'}, 20_000)
+	fails := criproxytest.Script{Fail: 9}
+	const version, status, unknown = runtimeapi.RuntimeService_Version_FullMethodName,
+		runtimeapi.ImageService_ImageStatus_FullMethodName, "/runtime.v1.RuntimeService/NotYetInvented"
 	for name, tc := range map[string]struct {
 		method string
-		do     []string
-		fails  bool
+		do     criproxytest.Script
 	}{
-		"unary call": {method: "/runtime.v1.RuntimeService/Version"},
-		"unary call that fails": {
-			method: "/runtime.v1.RuntimeService/Version",
-			do:     []string{"do-replies", "0", "do-fail", "9"}, fails: true,
-		},
-		"unary call that fails after all": {
-			method: "/runtime.v1.RuntimeService/Version", do: []string{"do-fail", "9"},
-			fails: true,
-		},
-		"unary call with an answer too many": {
-			method: "/runtime.v1.RuntimeService/Version",
-			do:     []string{"do-replies", "2", "do-size", strconv.Itoa(len(message))}, fails: true,
-		},
-		"call that is read": {method: runtimeapi.ImageService_ImageStatus_FullMethodName},
-		"call that is read and fails": {
-			method: runtimeapi.ImageService_ImageStatus_FullMethodName,
-			do:     []string{"do-fail", "9"}, fails: true,
-		},
-		"stream": {method: "/runtime.v1.RuntimeService/NotYetInvented"},
-		"stream that fails": {
-			method: "/runtime.v1.RuntimeService/NotYetInvented",
-			do:     []string{"do-fail", "9"}, fails: true,
-		},
+		"unary call":                         {method: version},
+		"unary call that fails":              {version, criproxytest.Script{Silent: true, Fail: 9}},
+		"unary call that fails after all":    {version, fails},
+		"unary call with an answer too many": {version, criproxytest.Script{Replies: 2, Size: len(message)}},
+		"call that is read":                  {method: status},
+		"call that is read and fails":        {status, fails},
+		"stream":                             {method: unknown},
+		"stream that fails":                  {unknown, fails},
 	} {
 		t.Run(name, func(t *testing.T) {
 			echo := criproxytest.NewEcho(t)
 			proxied, _ := serveBefore(t, echo.Endpoint())
 			cc := client(t, proxied)
 			call := func(ctx context.Context) error {
-				ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs(tc.do...))
+				ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs("do", tc.do.String()))
 				got, err := criproxytest.CallRaw(ctx, cc, tc.method, message)
-				if (err != nil) != tc.fails {
+				if (err != nil) != (tc.do != criproxytest.Script{}) {
 					return fmt.Errorf("call: %w", err)
 				}
 				if err == nil && !bytes.Equal(got, message) {

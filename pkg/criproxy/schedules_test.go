@@ -149,9 +149,7 @@ func (r *rig) startRuntime() {
 		return
 	}
 	l.SetUnlinkOnClose(false) // the next runtime listens before this one has ended
-	r.runtime = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(r.handle),
-		grpc.MaxRecvMsgSize(16<<20))
-	go func(s *grpc.Server) { _ = s.Serve(l) }(r.runtime) // ends with Stop
+	r.runtime = criproxytest.Serve(l, r.handle)
 }
 
 // startProxy starts a proxy on the socket that is kept.

@@ -48,9 +48,7 @@ func (r *waitingRuntime) start(t *testing.T) {
 	if u, ok := l.(*net.UnixListener); ok {
 		u.SetUnlinkOnClose(false)
 	}
-	r.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(r.handle),
-		grpc.MaxRecvMsgSize(16<<20), grpc.WaitForHandlers(true))
-	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
+	r.server = criproxytest.Serve(l, r.handle, grpc.WaitForHandlers(true))
 }
 
 func (r *waitingRuntime) handle(_ any, s grpc.ServerStream) error {

@@ -2,11 +2,11 @@ package criproxytest
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,17 +20,24 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// The request metadata by which a client controls an [Echo].
-const (
-	doHeaderFirst = "do-header-first" // send the header before anything is read
-	doBare        = "do-bare"         // send no header and no trailer of one's own
-	doReplies     = "do-replies"      // how many messages to send; by default one for each that came
-	doSize        = "do-size"         // of a message that is sent instead of an echo
-	doRead        = "do-read"         // read only so many messages, not to the half-close
-	doFail        = "do-fail"         // end with this code and with details, after the messages
-	doHang        = "do-hang"         // wait for the end of the call
-	doLimit       = "do-limit"        // nothing to do: the deadline that the client has set
-)
+// A Script says how an [Echo] answers a call; the zero value sends back each message. Its String is the value of the
+// metadata "do" of the call.
+type Script struct {
+	HeaderFirst   bool          `json:",omitempty"` // send the header before anything is read
+	Bare          bool          `json:",omitempty"` // send no header and no trailer of one's own
+	Silent        bool          `json:",omitempty"` // send back no message
+	Replies, Size int           `json:",omitempty"` // how many messages to send, and of which size, instead of an echo
+	Read          *int          `json:",omitempty"` // read only so many messages, not to the half-close
+	Fail          uint32        `json:",omitempty"` // end with this code and with details, after the messages
+	Hang          bool          `json:",omitempty"` // wait for the end of the call
+	Deadline      time.Duration `json:",omitempty"` // the deadline that the client has set
+}
+
+// String returns the script for metadata.
+func (s Script) String() string {
+	text, _ := json.Marshal(s) // it has no value that JSON cannot write
+	return string(text)
+}
 
 // Seen is what a runtime sees of one call.
 type Seen struct {
@@ -43,16 +50,20 @@ type Seen struct {
 }
 
 // An Echo is a runtime that serves every method of every service: it sends back what it gets, with
-// header, trailer and status as the request's metadata say, and remembers what it saw.
+// header, trailer and status as the [Script] of the call says, and remembers what it saw.
 type Echo struct {
 	endpoint string
 	server   *grpc.Server
 	exact    bool         // it closes connections with another content type than application/grpc
-	calls    atomic.Int64 // numbers the calls, so that each finds its own Seen
+	numbers  atomic.Int64 // of calls, so that each finds its own echoed
 
 	mu    sync.Mutex
-	seen  map[string]chan Seen     // by the client's call ID
-	hangs map[string]chan struct{} // by the same; closed when the call hangs
+	calls map[string]echoed // by the metadata "call"
+}
+
+type echoed struct {
+	seen  chan Seen
+	hangs chan struct{} // closed when the call hangs
 }
 
 // NewEcho starts an echo.
@@ -64,22 +75,9 @@ func NewEcho(tb testing.TB) *Echo {
 // NewEchoAs starts an echo that accepts the content types that a runtime accepts.
 func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 	tb.Helper()
-	dir := SocketDir(tb)
-	e := &Echo{
-		endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{},
-		hangs: map[string]chan struct{}{},
-	}
-	l := Listen(tb, filepath.Join(dir, "echo.sock"))
-	options := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(RawCodec{}), grpc.UnknownServiceHandler(e.handle),
-		grpc.MaxRecvMsgSize(16 << 20),
-	}
-	if profile != Containerd {
-		e.exact = true
-		options = append(options, exactContentType()...)
-	}
-	e.server = grpc.NewServer(options...)
-	go func() { _ = e.server.Serve(l) }() // ends with Stop
+	socket := filepath.Join(SocketDir(tb), "echo.sock")
+	e := &Echo{endpoint: "unix://" + socket, exact: profile != Containerd, calls: map[string]echoed{}}
+	e.server = Serve(Listen(tb, socket), e.handle, profile.serverOptions()...)
 	tb.Cleanup(e.server.Stop)
 	return e
 }
@@ -91,81 +89,81 @@ func (e *Echo) Endpoint() string { return e.endpoint }
 func (e *Echo) Stop() { e.server.Stop() }
 
 // Next returns the channel that gets what the echo sees of the one call with this value of the metadata "call".
-func (e *Echo) Next(call string) <-chan Seen { return e.of(call) }
+func (e *Echo) Next(call string) <-chan Seen { return e.of(call).seen }
 
-func (e *Echo) of(call string) chan Seen {
+func (e *Echo) of(call string) echoed {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.seen[call] == nil {
-		e.seen[call] = make(chan Seen, 1)
+	if _, ok := e.calls[call]; !ok {
+		e.calls[call] = echoed{make(chan Seen, 1), make(chan struct{})}
 	}
-	return e.seen[call]
-}
-
-func (e *Echo) hang(call string) chan struct{} {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.hangs[call] == nil {
-		e.hangs[call] = make(chan struct{})
-	}
-	return e.hangs[call]
+	return e.calls[call]
 }
 
 func (e *Echo) handle(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
 	md, _ := metadata.FromIncomingContext(stream.Context())
+	var do Script
+	for _, text := range md.Get("do") {
+		if err := json.Unmarshal([]byte(text), &do); err != nil {
+			return err
+		}
+	}
 	saw := Seen{Method: method, Metadata: own(md)}
-	if at, ok := stream.Context().Deadline(); ok && len(md.Get(doLimit)) == 1 {
-		limit, err := time.ParseDuration(md.Get(doLimit)[0])
+	if at, ok := stream.Context().Deadline(); ok {
 		left := time.Until(at)
-		saw.Deadline = err == nil && left > limit-time.Second && left <= limit
+		saw.Deadline = left > do.Deadline-time.Second && left <= do.Deadline
 	}
-	err := e.play(stream, md, &saw)
+	call := echoed{make(chan Seen, 1), make(chan struct{})} // for a call without an ID
+	if id := md.Get("call"); len(id) == 1 {
+		call = e.of(id[0])
+	}
+	err := do.play(stream, &saw, call.hangs)
 	saw.Canceled = stream.Context().Err() != nil
-	if call := md.Get("call"); len(call) == 1 {
-		e.of(call[0]) <- saw
-	}
+	call.seen <- saw
 	return err
 }
 
-func (e *Echo) play(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
-	if len(md.Get(doBare)) == 0 {
-		if err := stream.SetHeader(metadata.Pairs("x-header", "one", "x-header", "two", "x-header-bin",
-			"\x00\xff")); err != nil {
+func (s Script) play(stream grpc.ServerStream, saw *Seen, hangs chan<- struct{}) error {
+	if !s.Bare {
+		header := metadata.Pairs("x-header", "one", "x-header", "two", "x-header-bin", "\x00\xff")
+		if err := stream.SetHeader(header); err != nil {
 			return err
 		}
 		stream.SetTrailer(metadata.Pairs("x-trailer", "one", "x-trailer", "two", "x-trailer-bin", "\x01\xfe"))
 	}
-	if len(md.Get(doHeaderFirst)) > 0 {
+	if s.HeaderFirst {
 		if err := stream.SendHeader(nil); err != nil {
 			return err
 		}
 	}
-	if err := read(stream, md, saw); err != nil {
+	if err := s.read(stream, saw); err != nil {
 		return err
 	}
-	if len(md.Get(doReplies)) > 0 {
-		if err := replies(stream, md); err != nil {
+	for i := range s.Replies {
+		m := make([]byte, s.Size)
+		if s.Size > 0 {
+			m[0] = byte(i)
+		}
+		if err := stream.SendMsg(&m); err != nil {
 			return err
 		}
 	}
-	if len(md.Get(doHang)) > 0 {
-		if call := md.Get("call"); len(call) == 1 {
-			close(e.hang(call[0]))
-		}
+	switch {
+	case s.Hang:
+		close(hangs)
 		<-stream.Context().Done()
 		return stream.Context().Err()
+	case s.Fail > 0:
+		return failure(s.Fail)
+	default:
+		return nil
 	}
-	if len(md.Get(doFail)) > 0 {
-		return failure(uint32(number(md, doFail, 0))) //nolint:gosec // of a row
-	}
-	return nil
 }
 
 // read takes the client's messages, and echoes them unless something else is to be sent.
-func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
-	most := number(md, doRead, -1)
-	for len(saw.Messages) != most {
+func (s Script) read(stream grpc.ServerStream, saw *Seen) error {
+	for s.Read == nil || len(saw.Messages) < *s.Read {
 		var m []byte
 		err := stream.RecvMsg(&m)
 		if errors.Is(err, io.EOF) {
@@ -176,7 +174,7 @@ func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 			return err
 		}
 		saw.Messages = append(saw.Messages, inShort(m))
-		if len(md.Get(doReplies)) == 0 && len(md.Get(doHang)) == 0 {
+		if !s.Silent && s.Replies == 0 && !s.Hang {
 			if err := stream.SendMsg(&m); err != nil {
 				return err
 			}
@@ -187,8 +185,7 @@ func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 
 // failure is a status with details, one of them of a type that only the sender knows.
 func failure(code uint32) error {
-	s, err := status.New(codes.Code(code),
-		"asked to fail: ÄÖ % \n").WithDetails(
+	s, err := status.New(codes.Code(code), "asked to fail: ÄÖ % \n").WithDetails(
 		&errdetails.ErrorInfo{Domain: "echo", Reason: "ASKED"}, &errdetails.RetryInfo{})
 	if err != nil {
 		return err
@@ -196,29 +193,6 @@ func failure(code uint32) error {
 	p := s.Proto()
 	p.Details = append(p.Details, &anypb.Any{TypeUrl: "types.test/not.known", Value: []byte{0xff, 0x00, 0xff}})
 	return status.FromProto(p).Err()
-}
-
-// number returns a number in the metadata.
-func number(md metadata.MD, key string, otherwise int) int {
-	if values := md.Get(key); len(values) == 1 {
-		n, _ := strconv.Atoi(values[0]) // of a row
-		return n
-	}
-	return otherwise
-}
-
-func replies(stream grpc.ServerStream, md metadata.MD) error {
-	size := number(md, doSize, 1)
-	for i := range number(md, doReplies, 0) {
-		m := make([]byte, size)
-		if size > 0 {
-			m[0] = byte(i)
-		}
-		if err := stream.SendMsg(&m); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func inShort(m []byte) string {

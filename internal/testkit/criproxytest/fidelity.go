@@ -28,8 +28,8 @@ const (
 
 const limit = 16 << 20
 
-// Observed is everything that both ends see of one call.
-type Observed struct {
+// observed is everything that both ends see of one call.
+type observed struct {
 	Header, Trailer metadata.MD
 	HeaderFirst     bool     // the header came before the client had sent anything
 	Messages        []string // see inShort
@@ -47,8 +47,7 @@ func Fidelity(t *testing.T, echo *Echo, proxied string) {
 	t.Helper()
 	direct, through := link(t, echo.Endpoint()), link(t, proxied)
 	table := slices.DeleteFunc(rows(), func(r row) bool {
-		return echo.exact &&
-			(r.subtype != "" || testkit.Raced && r.heavy())
+		return echo.exact && (r.subtype != "" || testkit.Raced && r.heavy())
 	})
 	for _, r := range table {
 		t.Run(r.name, func(t *testing.T) { compare(t, echo, direct, through, r) })
@@ -71,7 +70,7 @@ func (r row) heavy() bool {
 	for _, m := range r.send {
 		size += len(m)
 	}
-	return size >= limit || slices.Contains(r.md, fmt.Sprint(limit)) || slices.Contains(r.md, fmt.Sprint(limit+1))
+	return max(size, r.do.Size) >= limit
 }
 
 func compare(t *testing.T, echo *Echo, direct, through *grpc.ClientConn, r row) {
@@ -94,34 +93,26 @@ func link(tb testing.TB, endpoint string) *grpc.ClientConn {
 	return cc
 }
 
-func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
+func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) observed {
 	t.Helper()
 	if r.cut == disconnects {
 		cc = link(t, cc.Target()) // the other rows need theirs
 	}
-	id := fmt.Sprint(echo.calls.Add(1))
+	id := fmt.Sprint(echo.numbers.Add(1))
+	call := echo.of(id)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	defer time.AfterFunc(callLimit, cancel).Stop() // a call that hangs fails its row and no other
-	pairs := append([]string{"call", id}, r.md...)
-	if r.limit > 0 {
-		ctx, cancel = context.WithTimeout(ctx, r.limit)
+	if r.do.Deadline > 0 {
+		ctx, cancel = context.WithTimeout(ctx, r.do.Deadline)
 		defer cancel()
-		pairs = append(pairs, doLimit, r.limit.String())
 	}
-	ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs(pairs...))
-	end := func() {}
-	switch r.cut {
-	case cancels:
-		end = cancel
-	case disconnects:
-		end = func() { _ = cc.Close() }
-	case noCut:
-	}
+	ctx = metadata.NewOutgoingContext(ctx, metadata.Pairs(append([]string{"call", id, "do", r.do.String()}, r.md...)...))
+	end := map[cut]func(){noCut: func() {}, cancels: cancel, disconnects: func() { _ = cc.Close() }}[r.cut]
 	answered, stop := make(chan struct{}), make(chan struct{})
 	var cutting sync.WaitGroup
 	cutting.Go(func() {
-		for _, c := range []chan struct{}{echo.hang(id), answered} {
+		for _, c := range []chan struct{}{call.hangs, answered} {
 			select {
 			case <-c:
 			case <-stop:
@@ -130,7 +121,7 @@ func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 		}
 		end()
 	})
-	var o Observed
+	var o observed
 	s := status.Convert(r.make(ctx, cc, &o, answered))
 	close(stop)
 	cutting.Wait()
@@ -150,7 +141,7 @@ func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 	wait, done := context.WithTimeout(t.Context(), callLimit)
 	defer done()
 	select {
-	case o.Runtime = <-echo.of(id):
+	case o.Runtime = <-call.seen:
 	case <-wait.Done():
 		t.Error("the runtime did not see the end of the call")
 	}
@@ -159,7 +150,7 @@ func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 
 // make makes the call as a stream in both directions, which any method looks like on the wire. It
 // closes answered when the answers of the row have come.
-func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answered chan struct{}) error {
+func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *observed, answered chan struct{}) error {
 	if r.answers == 0 {
 		close(answered)
 	}
@@ -168,7 +159,7 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 	if err != nil {
 		return err
 	}
-	if r.headerFirst {
+	if r.do.HeaderFirst {
 		if o.Header, err = stream.Header(); err != nil {
 			return err
 		}
@@ -185,23 +176,20 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 		}
 		return nil
 	}
-	if r.lockstep {
-		for _, m := range r.send {
-			if err := stream.SendMsg(&m); err != nil {
-				return err
-			}
-			if err := receive(); err != nil {
-				return err
-			}
+	send := r.send
+	for ; r.lockstep && len(send) > 0; send = send[1:] {
+		if err := stream.SendMsg(&send[0]); err != nil {
+			return err
+		}
+		if err := receive(); err != nil {
+			return err
 		}
 	}
 	var sending sync.WaitGroup
 	sending.Go(func() {
-		if !r.lockstep {
-			for _, m := range r.send {
-				if err := stream.SendMsg(&m); err != nil {
-					return // RecvMsg returns the status
-				}
+		for _, m := range send {
+			if err := stream.SendMsg(&m); err != nil {
+				return // RecvMsg returns the status
 			}
 		}
 		if !r.open {
@@ -213,7 +201,7 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 	sending.Wait()
 	if r.cut == noCut && !r.passes() {
 		// Of a call that was cut off, grpc may have thrown away what had come.
-		if !r.headerFirst {
+		if !r.do.HeaderFirst {
 			o.Header, _ = stream.Header()
 		}
 		o.Trailer = stream.Trailer()
@@ -224,4 +212,4 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 	return err
 }
 
-func (r row) passes() bool { return r.limit == shortLimit }
+func (r row) passes() bool { return r.do.Deadline == shortLimit }

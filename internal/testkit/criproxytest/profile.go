@@ -3,7 +3,6 @@ package criproxytest
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -57,7 +56,7 @@ func (p Profile) ID(id string) string {
 var errNotParsed = errors.New("invalid reference format")
 
 // resolveCRIOLocked finds an image as CRI-O does: by an ID or the beginning of one, of 3 digits and more; else by a
-// name, of which one without a registry is looked for in Search.
+// name.
 func (r *Runtime) resolveCRIOLocked(name string) (*Image, error) {
 	if len(name) >= 3 && strings.Trim(name, "0123456789abcdef") == "" {
 		var found []*Image
@@ -73,46 +72,20 @@ func (r *Runtime) resolveCRIOLocked(name string) (*Image, error) {
 			return nil, nil //nolint:nilnil // absent
 		}
 	}
-	full, err := r.fullNameLocked(name)
-	if err != nil {
-		return nil, err
+	if _, err := reference.ParseDockerRef(name); err != nil {
+		return nil, errNotParsed
 	}
 	for i := range r.images {
-		if slices.ContainsFunc(r.images[i].Names, func(n string) bool { return normal(n) == full }) {
+		if r.images[i].named(name) {
 			return &r.images[i], nil
 		}
 	}
 	return nil, nil //nolint:nilnil // absent
 }
 
-func (r *Runtime) fullNameLocked(name string) (string, error) {
-	if _, err := reference.ParseDockerRef(name); err != nil {
-		return "", errNotParsed
-	}
-	if host, _, ok := strings.Cut(name, "/"); ok && (strings.ContainsAny(host, ".:") || host == "localhost") {
-		return normal(name), nil
-	}
-	switch r.Search {
-	case "":
-		return "", fmt.Errorf("short-name %q did not resolve to an alias and no unqualified-search registries are defined "+
-			"in \"/etc/containers/registries.conf\"", name)
-	case "docker.io":
-		return normal(name), nil
-	default:
-		return normal(r.Search + "/" + name), nil
-	}
-}
-
-func unresolvedCRIO(name string, err error) error {
-	if errors.Is(err, errNotParsed) {
-		return status.Errorf(codes.Unknown, "cannot parse input: %q: %v", name, err)
-	}
-	return status.Error(codes.Unknown, err.Error())
-}
-
 // repoDigest is what CRI-O answers for a pull of a name: the repository with the manifest's digest.
 func repoDigest(name string, img Image) string {
-	repository := normal(name)
+	repository := name
 	if named, err := reference.ParseDockerRef(name); err == nil {
 		repository = named.Name()
 	}
@@ -121,31 +94,25 @@ func repoDigest(name string, img Image) string {
 			return n
 		}
 	}
-	sum := sha256.Sum256([]byte(img.ID))
-	return repository + "@sha256:" + hex.EncodeToString(sum[:])
+	return fmt.Sprintf("%s@sha256:%x", repository, sha256.Sum256([]byte(img.ID)))
 }
 
-func (r *Runtime) pulledCRIOLocked(name string, img Image) (string, error) {
-	full, err := r.fullNameLocked(name)
-	if err != nil {
-		return "", unresolvedCRIO(name, err)
-	}
-	digest := repoDigest(full, img)
-	r.addLocked(full, img)
+func (r *Runtime) pulledCRIOLocked(name string, img Image) string {
+	digest := repoDigest(name, img)
+	r.addLocked(name, img)
 	r.addLocked(digest, img)
 	if r.profile == CRIODigest {
-		return digest, nil
+		return digest
 	}
-	return CRIO.ID(img.ID), nil
+	return CRIO.ID(img.ID)
 }
 
 // removeCRIOLocked removes a name, and with the last name the image; or an image by its ID, unless a container uses it.
 func (r *Runtime) removeCRIOLocked(name string, i *Image) error {
-	full, err := r.fullNameLocked(name)
-	byName := err == nil && slices.ContainsFunc(i.Names, func(n string) bool { return normal(n) == full })
+	byName := i.named(name)
 	if byName {
-		i.Names = slices.DeleteFunc(i.Names, func(n string) bool { return normal(n) == full })
-		if slices.ContainsFunc(i.Names, func(n string) bool { return !strings.Contains(n, "@") }) {
+		i.Names = slices.DeleteFunc(i.Names, func(n string) bool { return normal(n) == normal(name) })
+		if slices.ContainsFunc(i.Names, func(n string) bool { return !isDigest(n) }) {
 			return nil
 		}
 	}
@@ -158,15 +125,14 @@ func (r *Runtime) removeCRIOLocked(name string, i *Image) error {
 		}
 		return status.Errorf(codes.Unknown, "delete image: image used by %s: image is in use by a container", id)
 	}
-	id := i.ID
-	r.images = slices.DeleteFunc(r.images, func(i Image) bool { return i.ID == id })
+	r.images = slices.DeleteFunc(r.images, sameAs(i.ID))
 	return nil
 }
 
 func (r *Runtime) message(i *Image) *runtimeapi.Image {
 	m := &runtimeapi.Image{Id: r.profile.ID(i.ID), Size: 1}
 	for _, n := range i.Names {
-		if strings.Contains(n, "@") {
+		if isDigest(n) {
 			m.RepoDigests = append(m.RepoDigests, n)
 		} else {
 			m.RepoTags = append(m.RepoTags, n)
@@ -177,6 +143,8 @@ func (r *Runtime) message(i *Image) *runtimeapi.Image {
 	}
 	return m
 }
+
+func isDigest(name string) bool { return strings.Contains(name, "@") }
 
 // everyDigest returns each repository of the names with each digest, as CRI-O lists them; not all of them need exist.
 func everyDigest(names []string) []string {
@@ -208,18 +176,13 @@ func (r *Runtime) asListedLocked(c *runtimeapi.Container) *runtimeapi.Container 
 	c = proto.CloneOf(c)
 	c.Image = &runtimeapi.ImageSpec{Image: c.GetImage().GetImage()}
 	img := Image{ID: c.GetImageId()}
-	for _, i := range r.images {
-		if i.ID == img.ID {
-			img = i
-		}
+	if at := slices.IndexFunc(r.images, sameAs(img.ID)); at >= 0 {
+		img = r.images[at]
 	}
 	c.ImageId = CRIO.ID(img.ID)
 	c.ImageRef = c.ImageId
-	for _, n := range img.Names {
-		if strings.Contains(n, "@") {
-			c.ImageRef = n
-			break
-		}
+	if at := slices.IndexFunc(img.Names, isDigest); at >= 0 {
+		c.ImageRef = img.Names[at]
 	}
 	return c
 }
@@ -242,9 +205,12 @@ func (p Profile) refusal(name string, err error) error {
 	}
 }
 
-// exactContentType are the options of a server that closes a connection on which a call has another content type than
-// application/grpc, as CRI-O's socket does.
-func exactContentType() []grpc.ServerOption {
+// serverOptions make a server close a connection on which a call has another content type than application/grpc, as
+// CRI-O's socket does.
+func (p Profile) serverOptions() []grpc.ServerOption {
+	if p == Containerd {
+		return nil
+	}
 	return []grpc.ServerOption{
 		grpc.Creds(knownConns{insecure.NewCredentials()}),
 		grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {

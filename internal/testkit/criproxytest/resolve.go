@@ -26,6 +26,11 @@ func isID(name string) bool {
 	return ok && len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == ""
 }
 
+func (i *Image) named(name string) bool {
+	name = normal(name)
+	return slices.ContainsFunc(i.Names, func(n string) bool { return normal(n) == name })
+}
+
 // resolveLocked finds an image as containerd does: by a whole ID; else by its name, normalised; else by
 // the beginning of an ID, with or without the algorithm. Nothing is the beginning of all.
 func (r *Runtime) resolveLocked(name string) (*Image, error) {
@@ -33,10 +38,8 @@ func (r *Runtime) resolveLocked(name string) (*Image, error) {
 		return r.resolveCRIOLocked(name)
 	}
 	whole := isID(name)
-	want := normal(name)
 	for i := range r.images {
-		named := !whole && slices.ContainsFunc(r.images[i].Names, func(n string) bool { return normal(n) == want })
-		if r.images[i].ID == name || named {
+		if r.images[i].ID == name || !whole && r.images[i].named(name) {
 			return &r.images[i], nil
 		}
 	}
@@ -61,7 +64,7 @@ func (r *Runtime) resolveLocked(name string) (*Image, error) {
 // unresolved is the answer to a call about an ambiguous image.
 func (r *Runtime) unresolved(name string, err error) error {
 	if r.profile != Containerd {
-		return unresolvedCRIO(name, err)
+		return status.Errorf(codes.Unknown, "cannot parse input: %q: %v", name, err)
 	}
 	return status.Errorf(codes.Unknown, "can not resolve %q locally: %v", name, err)
 }

@@ -2,7 +2,6 @@ package criproxytest
 
 import (
 	"bytes"
-	"fmt"
 	"strings"
 	"time"
 
@@ -11,25 +10,18 @@ import (
 )
 
 type row struct {
-	name   string
-	method string
-	// md is the metadata of the request, in pairs.
-	md []string
-	// subtype is that of the content type, "" for the content type that kubelets send, application/grpc.
-	subtype string
+	name    string
+	method  string
+	do      Script
+	md      []string // more metadata of the request, in pairs
+	subtype string   // of the content type; "" for the content type that kubelets send, application/grpc
 	send    [][]byte
-	// headerFirst waits for the header before anything is sent, lockstep for each echo before the
-	// next message.
-	headerFirst, lockstep bool
-	// open leaves the client's direction open: it never half-closes.
-	open bool
-	// limit is the deadline of the call, 0 for none.
-	limit time.Duration
-	// cut ends the call once it hangs in the runtime and so many answers have come.
-	cut     cut
-	answers int
-	// unseen says that the runtime does not see the call at all, or not to its end.
-	unseen bool
+	// lockstep waits for each echo before the next message. With Script.HeaderFirst, the header comes before the first.
+	lockstep bool
+	open     bool // the client never half-closes
+	cut      cut  // ends the call once it hangs in the runtime and so many answers have come
+	answers  int
+	unseen   bool // the runtime does not see the call at all, or not to its end
 }
 
 // A cut is how a client ends a call that is under way.
@@ -71,61 +63,54 @@ func rows() []row { //nolint:revive // a table
 	for i := range many {
 		many[i] = bytes.Repeat([]byte{byte(i)}, i)
 	}
-	do := func(pairs ...string) []string { return pairs }
-	replies := func(n, size int) []string { return do(doReplies, fmt.Sprint(n), doSize, fmt.Sprint(size)) }
-	const failed, image = "9", runtimeapi.ImageService_ImageStatus_FullMethodName
+	replies := func(n, size int) Script { return Script{Replies: n, Size: size} }
+	fails := Script{Silent: true, Fail: 9}
+	hangs := Script{Hang: true}
+	bare := Script{Bare: true}
+	bareFails := func(code uint32) Script { return Script{Silent: true, Bare: true, Fail: code} }
+	lasts := func(d time.Duration) Script { return Script{Deadline: d, Hang: d == shortLimit} }
+	pairs := []string{"k", "1", "k", "2", "k-bin", "\x00\x01\xff", "k-bin", "", "traceparent", "00-x"}
+	const image = runtimeapi.ImageService_ImageStatus_FullMethodName
 	all := []row{
 		// Unary.
 		{name: "known unary method with unknown fields", method: known, send: one},
 		{name: "known unary method with bytes that are not a message", method: known, send: [][]byte{garbage}},
 		{name: "known unary method with an empty message", method: known, send: [][]byte{{}}},
-		{name: "known unary method that fails", method: known, send: one, md: append(replies(0, 0), doFail, failed)},
-		{
-			name: "known unary method that fails without header and trailer", method: known, send: one,
-			md: append(replies(0, 0), doFail, failed, doBare, "1"),
-		},
-		{name: "known unary method without header and trailer", method: known, send: one, md: do(doBare, "1")},
-		{name: "known unary method with an unknown code", method: known, send: one, md: append(replies(0, 0), doFail, "77")},
+		{name: "known unary method that fails", method: known, send: one, do: fails},
+		{name: "known unary method that fails without header and trailer", method: known, send: one, do: bareFails(9)},
+		{name: "known unary method without header and trailer", method: known, send: one, do: bare},
+		{name: "known unary method with an unknown code", method: known, send: one, do: Script{Silent: true, Fail: 77}},
 		{name: "unknown unary method", method: unknown, send: one},
 		{name: "unknown unary method of the image service", method: unknownImage, send: one},
-		{
-			name: "unknown method that is not implemented", method: unknown, send: one,
-			md: append(replies(0, 0), doFail, "12", doBare, "1"),
-		},
-		{name: "unknown method that fails without a message", method: unknown, md: append(replies(0, 0), doFail, failed)},
-		{name: "unknown method with an unknown code", method: unknown, send: one, md: append(replies(0, 0), doFail, "77")},
+		{name: "unknown method that is not implemented", method: unknown, send: one, do: bareFails(12)},
+		{name: "unknown method that fails without a message", method: unknown, do: fails},
+		{name: "unknown method with an unknown code", method: unknown, send: one, do: Script{Silent: true, Fail: 77}},
 
 		// Streams.
-		{name: "server stream", method: knownStream, send: one, md: replies(5, 3)},
-		{name: "server stream of empty messages", method: knownStream, send: [][]byte{{}}, md: replies(3, 0)},
-		{name: "server stream of many messages", method: knownStream, send: one, md: replies(3000, 1500)},
-		{
-			name: "server stream that fails after its messages", method: knownStream, send: one,
-			md: append(replies(2, 1), doFail, failed),
-		},
-		{name: "client stream with half-close", method: unknown, send: [][]byte{odd, {}, garbage}, md: replies(1, 9)},
-		{name: "client stream of many messages", method: unknown, send: many, md: replies(1, 9)},
+		{name: "server stream", method: knownStream, send: one, do: replies(5, 3)},
+		{name: "server stream of empty messages", method: knownStream, send: [][]byte{{}}, do: replies(3, 0)},
+		{name: "server stream of many messages", method: knownStream, send: one, do: replies(3000, 1500)},
+		{name: "failing server stream", method: knownStream, send: one, do: Script{Replies: 2, Size: 1, Fail: 9}},
+		{name: "client stream with half-close", method: unknown, send: [][]byte{odd, {}, garbage}, do: replies(1, 9)},
+		{name: "client stream of many messages", method: unknown, send: many, do: replies(1, 9)},
 		{name: "both directions at once", method: unknown, send: many},
 		{name: "both directions in turn", method: unknown, send: [][]byte{odd, {}, garbage, odd}, lockstep: true},
-		{name: "stream without any message", method: unknown, md: replies(0, 0)},
-		{name: "stream that the runtime ends first", method: unknown, send: one, open: true, md: do(doRead, "1")},
+		{name: "stream without any message", method: unknown, do: Script{Silent: true}},
+		{name: "stream that the runtime ends first", method: unknown, send: one, open: true, do: Script{Read: new(1)}},
 		{
 			name: "stream that fails before the client's end", method: unknown, send: one, open: true,
-			md: do(doRead, "1", doFail, failed),
+			do: Script{Read: new(1), Fail: 9},
 		},
-		{name: "stream that ends before it is read", method: unknown, open: true, md: append(replies(2, 4), doRead, "0")},
-		{name: "header before the first message", method: unknown, send: one, md: do(doHeaderFirst, "1"), headerFirst: true},
+		{
+			name: "stream that ends before it is read", method: unknown, open: true,
+			do: Script{Read: new(0), Replies: 2, Size: 4},
+		},
+		{name: "header before the first message", method: unknown, send: one, do: Script{HeaderFirst: true}},
 
 		// Metadata.
-		{
-			name: "repeated and binary metadata", method: known, send: one,
-			md: do("k", "1", "k", "2", "k-bin", "\x00\x01\xff", "k-bin", "", "traceparent", "00-x"),
-		},
-		{
-			name: "repeated and binary metadata of a stream", method: unknown, send: one,
-			md: do("k", "1", "k", "2", "k-bin", "\x00\x01\xff", "k-bin", ""),
-		},
-		{name: "large metadata", method: known, send: one, md: do("k", strings.Repeat("v", 32<<10))},
+		{name: "repeated and binary metadata", method: known, send: one, md: pairs},
+		{name: "repeated and binary metadata of a stream", method: unknown, send: one, md: pairs},
+		{name: "large metadata", method: known, send: one, md: []string{"k", strings.Repeat("v", 32<<10)}},
 
 		// Content types. A call of every other row has none but application/grpc.
 		{name: "content subtype of a unary call", method: known, send: one, subtype: "proto"},
@@ -134,61 +119,52 @@ func rows() []row { //nolint:revive // a table
 		{name: "content subtype that no codec has", method: unknown, send: one, subtype: "x-new"},
 
 		// Deadlines, and calls that end under way.
-		{name: "deadline of a unary call", method: known, send: one, limit: callLimit},
-		{name: "deadline of a stream", method: unknown, send: one, limit: callLimit},
-		{name: "deadline of a unary call that passes", method: known, send: one, limit: shortLimit, md: do(doHang, "1")},
-		{name: "deadline of a stream that passes", method: unknown, send: one, limit: shortLimit, md: do(doHang, "1")},
-		{name: "client that cancels a unary call", method: known, send: one, md: do(doHang, "1"), cut: cancels},
-		{name: "client that cancels a stream", method: knownStream, send: one, md: do(doHang, "1"), cut: cancels},
+		{name: "deadline of a unary call", method: known, send: one, do: lasts(callLimit)},
+		{name: "deadline of a stream", method: unknown, send: one, do: lasts(callLimit)},
+		{name: "deadline of a unary call that passes", method: known, send: one, do: lasts(shortLimit)},
+		{name: "deadline of a stream that passes", method: unknown, send: one, do: lasts(shortLimit)},
+		{name: "client that cancels a unary call", method: known, send: one, do: hangs, cut: cancels},
+		{name: "client that cancels a stream", method: knownStream, send: one, do: hangs, cut: cancels},
 		{
-			name: "client that cancels while it sends", method: unknown, send: one, open: true, md: do(doHang, "1", doRead, "1"),
-			cut: cancels,
+			name: "client that cancels while it sends", method: unknown, send: one, open: true,
+			do: Script{Hang: true, Read: new(1)}, cut: cancels,
 		},
 		{
 			name: "client that cancels after the first messages", method: knownStream, send: one,
-			md: append(replies(2, 1), doHang, "1"), cut: cancels, answers: 2,
+			do: Script{Replies: 2, Size: 1, Hang: true}, cut: cancels, answers: 2,
 		},
-		{name: "client that disconnects under a unary call", method: known, send: one, md: do(doHang, "1"), cut: disconnects},
+		{name: "client that disconnects under a unary call", method: known, send: one, do: hangs, cut: disconnects},
 		{
 			name: "client that disconnects under a stream", method: unknown, send: one, open: true,
-			md: do(doHang, "1", doRead, "1"), cut: disconnects,
+			do: Script{Hang: true, Read: new(1)}, cut: disconnects,
 		},
 
 		// Sizes.
-		{name: "request of 16 MiB", method: known, send: [][]byte{big}, md: replies(1, 1)},
-		{name: "answer of 16 MiB", method: known, send: one, md: replies(1, limit)},
-		{name: "answer of 16 MiB to a method that is read", method: image, send: one, md: replies(1, limit)},
+		{name: "request of 16 MiB", method: known, send: [][]byte{big}, do: replies(1, 1)},
+		{name: "answer of 16 MiB", method: known, send: one, do: replies(1, limit)},
+		{name: "answer of 16 MiB to a method that is read", method: image, send: one, do: replies(1, limit)},
 		{name: "stream of 16 MiB both ways", method: unknown, send: [][]byte{big}},
 		{name: "request over 16 MiB", method: known, send: [][]byte{over}, unseen: true},
 		{name: "request over 16 MiB to a method that is read", method: image, send: [][]byte{over}, unseen: true},
 		{name: "request over 16 MiB on a stream", method: unknown, send: [][]byte{over}, unseen: true},
-		{name: "answer over 16 MiB", method: known, send: one, md: replies(1, limit+1), unseen: true},
-		{
-			name: "answer over 16 MiB to a method that is read", method: image, send: one, md: replies(1, limit+1),
-			unseen: true,
-		},
-		{name: "answer over 16 MiB on a stream", method: unknown, send: one, md: replies(1, limit+1), unseen: true},
+		{name: "answer over 16 MiB", method: known, send: one, do: replies(1, limit+1), unseen: true},
+		{name: "answer over 16 MiB to one that is read", method: image, send: one, do: replies(1, limit+1), unseen: true},
+		{name: "answer over 16 MiB on a stream", method: unknown, send: one, do: replies(1, limit+1), unseen: true},
 
 		{
 			name: "pull that fails", method: runtimeapi.ImageService_PullImage_FullMethodName, send: [][]byte{pull(odd)},
-			md: append(replies(0, 0), doFail, failed),
+			do: fails,
 		},
-		{name: "image status with bytes that are not an answer", method: image, send: one, md: replies(1, 5)},
-		{name: "client that cancels a call that is read", method: image, send: one, md: do(doHang, "1"), cut: cancels},
-		{name: "deadline of a call that is read", method: image, send: one, limit: callLimit},
-		{
-			name: "metadata of a call that is read", method: image, send: one,
-			md: do("k", "1", "k", "2", "k-bin", "\x00\x01\xff"),
-		},
+		{name: "image status with bytes that are not an answer", method: image, send: one, do: replies(1, 5)},
+		{name: "client that cancels a call that is read", method: image, send: one, do: hangs, cut: cancels},
+		{name: "deadline of a call that is read", method: image, send: one, do: lasts(callLimit)},
+		{name: "metadata of a call that is read", method: image, send: one, md: pairs},
 	}
 	for _, m := range readMethods() {
 		all = append(all,
 			row{name: m + " with unknown fields", method: m, send: one},
-			row{name: m + " that fails", method: m, send: one, md: append(replies(0, 0), doFail, failed)},
-			row{
-				name: m + " that fails without header and trailer", method: m, send: one,
-				md: append(replies(0, 0), doFail, "5", doBare, "1"),
-			},
+			row{name: m + " that fails", method: m, send: one, do: fails},
+			row{name: m + " that fails without header and trailer", method: m, send: one, do: bareFails(5)},
 		)
 	}
 	return all

@@ -2,11 +2,11 @@ package criproxytest
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"maps"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,10 +17,10 @@ import (
 	"github.com/distribution/reference"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/proto" // the codec that is kept
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -43,45 +43,38 @@ type Image struct {
 // A Runtime is a fake container runtime that behaves as containerd does, or as its [Profile] says, where it matters to
 // a proxy that judges: it resolves prefixes of image IDs, with an error for an ambiguous one, answers an absent image
 // with an empty message, and puts a container that is created from a checkpoint image on another image. Its fields may
-// be changed under Do.
+// be changed under Do. Its functions get the short name of a method, and may be nil.
 type Runtime struct {
-	cri.UnimplementedRuntimeServiceServer
-	cri.UnimplementedImageServiceServer
-
 	// Registry answers a pull; a nil one has nothing.
 	Registry func(name string, auth *cri.AuthConfig) (Image, error)
 	// ImageRef returns the image_ref that answers a pull of a name; nil answers with the image's ID.
 	ImageRef func(name string, img Image) string
-	// Search is the registry that a name without one is looked for in by CRI-O; with "" such a name is an error.
-	Search string
-	// Fail returns the error that a method, by its short name, answers with instead of being carried out; nil
-	// for none.
+	// Fail returns the error that a call is answered with instead of being carried out.
 	Fail func(method string) error
-	// Rewrite changes the bytes of the answer to a method, by its short name; nil changes none.
+	// Rewrite changes the bytes of an answer.
 	Rewrite func(method string, answer []byte) []byte
 	// Release is the name and the version that the runtime says it is; the zero value is a fake of version 1.
 	Release [2]string
-	// BeforeAnswer is called when a call has been carried out and not yet answered; nil is allowed.
+	// BeforeAnswer is called when a call has been carried out and not yet answered.
 	BeforeAnswer func(method string)
 
 	mu         sync.Mutex
 	images     []Image
 	sandboxes  map[string]*cri.PodSandbox
-	containers map[string]*cri.Container
-	started    map[string]bool
-	mounts     map[string][]*cri.Mount // by container
-	calls      []received
+	containers map[string]*container
+	requests   map[string][][]byte // by the short name of the method
 	next       int
 
 	profile Profile
 	socket  string
 	server  *grpc.Server
-	codec   keepingCodec
 }
 
-type received struct {
-	method  string // its short name
-	request []byte // as it came
+type container struct {
+	*cri.Container
+
+	mounts  []*cri.Mount
+	started int64
 }
 
 // NewRuntime starts a runtime that has nothing, with the profile of containerd.
@@ -108,16 +101,9 @@ func Listen(tb testing.TB, socket string) net.Listener {
 // NewRuntimeAs starts a runtime that has nothing.
 func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 	tb.Helper()
-	dir := SocketDir(tb)
 	r := &Runtime{
-		sandboxes:  map[string]*cri.PodSandbox{},
-		containers: map[string]*cri.Container{},
-		started:    map[string]bool{},
-		mounts:     map[string][]*cri.Mount{},
-		profile:    profile,
-		Search:     "docker.io",
-		socket:     filepath.Join(dir, "runtime.sock"),
-		codec:      keepingCodec{CodecV2: encoding.GetCodecV2("proto")},
+		sandboxes: map[string]*cri.PodSandbox{}, containers: map[string]*container{}, requests: map[string][][]byte{},
+		profile: profile, socket: filepath.Join(SocketDir(tb), "runtime.sock"),
 	}
 	r.Start(tb)
 	tb.Cleanup(r.Stop)
@@ -127,19 +113,7 @@ func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 // Start serves again after Stop; what the runtime has is still there.
 func (r *Runtime) Start(tb testing.TB) {
 	tb.Helper()
-	l := Listen(tb, r.socket)
-	const limit = 16 << 20
-	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note),
-		grpc.ForceServerCodecV2(&r.codec),
-	}
-	if r.profile != Containerd {
-		options = append(options, exactContentType()...)
-	}
-	r.server = grpc.NewServer(options...)
-	cri.RegisterRuntimeServiceServer(r.server, r)
-	cri.RegisterImageServiceServer(r.server, r)
-	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
+	r.server = Serve(Listen(tb, r.socket), r.Handle, r.profile.serverOptions()...)
 }
 
 // Stop closes every connection and the socket.
@@ -166,20 +140,13 @@ func (r *Runtime) SetImages(images ...Image) {
 }
 
 // Calls returns how often a method was called, by its short name.
-func (r *Runtime) Calls(method string) int {
-	return len(r.Requests(method))
-}
+func (r *Runtime) Calls(method string) int { return len(r.Requests(method)) }
 
 // Requests returns the bytes of every call of a method as they came, by its short name, oldest first.
-func (r *Runtime) Requests(method string) (all [][]byte) {
+func (r *Runtime) Requests(method string) [][]byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, c := range r.calls {
-		if c.method == method {
-			all = append(all, c.request)
-		}
-	}
-	return all
+	return slices.Clone(r.requests[method])
 }
 
 // Containers returns the IDs of the containers, sorted.
@@ -189,94 +156,142 @@ func (r *Runtime) Containers() []string {
 	return slices.Sorted(maps.Keys(r.containers))
 }
 
-func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
-	error,
-) {
-	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
+// Handle answers a call, on a server with the [RawCodec].
+func (r *Runtime) Handle(_ any, stream grpc.ServerStream) error {
+	full, _ := grpc.MethodFromServerStream(stream)
+	method := path.Base(full)
+	var request []byte
+	if err := stream.RecvMsg(&request); err != nil {
+		return err
+	}
 	r.mu.Lock()
-	r.calls = append(r.calls, received{method: method, request: r.codec.take(req)})
+	r.requests[method] = append(r.requests[method], request)
 	fail := r.Fail
 	r.mu.Unlock()
 	if fail != nil {
 		if err := fail(method); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	resp, err := handler(ctx, req)
+	answer, err := r.carryOut(full, request)
 	r.mu.Lock()
 	before, rewrite := r.BeforeAnswer, r.Rewrite
 	r.mu.Unlock()
 	if before != nil {
 		before(method)
 	}
-	m, ok := resp.(proto.Message)
-	if err != nil || rewrite == nil || !ok {
-		return resp, err
+	if err != nil {
+		return err
 	}
-	data, err := proto.Marshal(m)
+	if rewrite != nil {
+		answer = rewrite(method, answer)
+	}
+	return stream.SendMsg(&answer)
+}
+
+func (r *Runtime) carryOut(method string, request []byte) (answer []byte, err error) {
+	name := protoreflect.FullName(strings.ReplaceAll(method[1:], "/", "."))
+	found, _ := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	known, ok := found.(protoreflect.MethodDescriptor)
+	if !ok {
+		return nil, status.Errorf(codes.Unimplemented, "unknown method %s", method)
+	}
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(known.Input().FullName())
 	if err != nil {
 		return nil, err
 	}
-	return rawAnswer(rewrite(method, data)), nil
-}
-
-// ListImages returns all images.
-func (r *Runtime) ListImages(context.Context, *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	resp := &cri.ListImagesResponse{}
-	for i := range r.images {
-		resp.Images = append(resp.Images, r.message(&r.images[i]))
+	req := kind.New().Interface()
+	if err := proto.Unmarshal(request, req); err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
 	}
-	return resp, nil
-}
-
-// ImageStatus resolves a name.
-func (r *Runtime) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i, err := r.resolveLocked(req.GetImage().GetImage())
+	resp, err := Call[proto.Message](r, req)
 	if err != nil {
-		return nil, r.unresolved(req.GetImage().GetImage(), err)
+		return nil, err
 	}
-	if i == nil {
-		return &cri.ImageStatusResponse{}, nil
-	}
-	resp := &cri.ImageStatusResponse{Image: r.message(i)}
-	if req.GetVerbose() {
-		resp.Info = map[string]string{"verbose": "yes"}
-	}
-	return resp, nil
+	return proto.Marshal(resp)
 }
 
-// PullImage asks the registry. A tag moves to the image that it gives.
-func (r *Runtime) PullImage(_ context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
+// Call carries out a call that no client makes: its request is not kept, and the functions of the runtime do not apply.
+func Call[R proto.Message](r *Runtime, req proto.Message) (resp R, err error) {
 	r.mu.Lock()
-	registry := r.Registry
-	r.mu.Unlock()
-	name := req.GetImage().GetImage()
+	defer r.mu.Unlock()
+	answer, err := r.imagesLocked(req)
+	resp, _ = answer.(R)
+	return resp, err
+}
+
+// imagesLocked carries out a call of the ImageService, or one of the RuntimeService by podsLocked.
+func (r *Runtime) imagesLocked(req proto.Message) (any, error) {
+	switch req := req.(type) {
+	case *cri.ListImagesRequest:
+		resp := &cri.ListImagesResponse{}
+		for i := range r.images {
+			resp.Images = append(resp.Images, r.message(&r.images[i]))
+		}
+		return resp, nil
+	case *cri.ImageStatusRequest:
+		i, err := r.resolveLocked(req.GetImage().GetImage())
+		if err != nil {
+			return nil, r.unresolved(req.GetImage().GetImage(), err)
+		}
+		if i == nil {
+			return &cri.ImageStatusResponse{}, nil
+		}
+		resp := &cri.ImageStatusResponse{Image: r.message(i)}
+		if req.GetVerbose() {
+			resp.Info = map[string]string{"verbose": "yes"}
+		}
+		return resp, nil
+	case *cri.PullImageRequest:
+		ref, err := r.pullLocked(req.GetImage().GetImage(), req.GetAuth())
+		return &cri.PullImageResponse{ImageRef: ref}, err
+	case *cri.RemoveImageRequest: // with all its names
+		name := req.GetImage().GetImage()
+		i, err := r.resolveLocked(name)
+		switch {
+		case err != nil:
+			return nil, r.unresolved(name, err)
+		case i != nil && r.profile != Containerd:
+			return &cri.RemoveImageResponse{}, r.removeCRIOLocked(name, i)
+		case i != nil:
+			r.images = slices.DeleteFunc(r.images, sameAs(i.ID))
+		}
+		return &cri.RemoveImageResponse{}, nil
+	default:
+		return r.podsLocked(req)
+	}
+}
+
+func sameAs(id string) func(Image) bool { return func(i Image) bool { return i.ID == id } }
+
+// pullLocked asks the registry. A tag moves to the image that it gives.
+func (r *Runtime) pullLocked(name string, auth *cri.AuthConfig) (ref string, err error) {
 	if _, err := reference.ParseDockerRef(name); err != nil {
-		return nil, status.Errorf(codes.Unknown, "failed to parse image reference %q: %v", name, err)
+		return "", status.Errorf(codes.Unknown, "failed to parse image reference %q: %v", name, err)
 	}
+	registry := r.Registry
 	if registry == nil {
-		return nil, status.Errorf(codes.NotFound, "failed to pull and unpack image %q: not found", name)
+		return "", status.Errorf(codes.NotFound, "failed to pull and unpack image %q: not found", name)
 	}
-	img, err := registry(name, req.GetAuth())
+	var img Image
+	func() { // the registry may wait
+		r.mu.Unlock()
+		defer r.mu.Lock()
+		img, err = registry(name, auth)
+	}()
 	if err != nil {
-		return nil, r.profile.refusal(name, err)
+		return "", r.profile.refusal(name, err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	ref := img.ID
 	if r.profile == Containerd {
+		ref = img.ID
 		r.addLocked(name, img)
-	} else if ref, err = r.pulledCRIOLocked(name, img); err != nil {
-		return nil, err
+	} else {
+		ref = r.pulledCRIOLocked(name, img)
 	}
 	if r.ImageRef != nil {
 		ref = r.ImageRef(name, img)
 	}
-	return &cri.PullImageResponse{ImageRef: ref}, nil
+	return ref, nil
 }
 
 func (r *Runtime) addLocked(name string, img Image) {
@@ -298,88 +313,117 @@ func (r *Runtime) addLocked(name string, img Image) {
 	}
 }
 
-// RemoveImage removes the image with all its names.
-func (r *Runtime) RemoveImage(_ context.Context, req *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	i, err := r.resolveLocked(req.GetImage().GetImage())
-	if err != nil {
-		return nil, r.unresolved(req.GetImage().GetImage(), err)
-	}
-	if i != nil && r.profile != Containerd {
-		return &cri.RemoveImageResponse{}, r.removeCRIOLocked(req.GetImage().GetImage(), i)
-	}
-	if i != nil {
-		id := i.ID
-		r.images = slices.DeleteFunc(r.images, func(i Image) bool { return i.ID == id })
-	}
-	return &cri.RemoveImageResponse{}, nil
-}
-
 func (r *Runtime) idLocked(kind string) string {
 	r.next++
 	return fmt.Sprintf("%s-%d", kind, r.next)
 }
 
-// RunPodSandbox makes a sandbox.
-func (r *Runtime) RunPodSandbox(_ context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	id := r.idLocked("sandbox")
+// podsLocked carries out a call of the RuntimeService. The filters of lists are by ID.
+func (r *Runtime) podsLocked(req proto.Message) (any, error) {
+	switch req := req.(type) {
+	case *cri.RunPodSandboxRequest:
+		return &cri.RunPodSandboxResponse{PodSandboxId: r.sandboxLocked(req.GetConfig())}, nil
+	case *cri.StopPodSandboxRequest:
+		return &cri.StopPodSandboxResponse{}, nil
+	case *cri.RemovePodSandboxRequest:
+		delete(r.sandboxes, req.GetPodSandboxId())
+		maps.DeleteFunc(r.containers, func(_ string, c *container) bool {
+			return c.GetPodSandboxId() == req.GetPodSandboxId()
+		})
+		return &cri.RemovePodSandboxResponse{}, nil
+	case *cri.ListPodSandboxRequest:
+		resp := &cri.ListPodSandboxResponse{}
+		for id, s := range r.sandboxes {
+			if want := req.GetFilter().GetId(); want == "" || want == id {
+				resp.Items = append(resp.Items, s)
+			}
+		}
+		return resp, nil
+	case *cri.CreateContainerRequest:
+		id, err := r.createLocked(req.GetPodSandboxId(), req.GetConfig())
+		return &cri.CreateContainerResponse{ContainerId: id}, err
+	case *cri.RestorePodRequest: // makes a sandbox with created containers
+		resp := &cri.RestorePodResponse{PodSandboxId: r.sandboxLocked(req.GetConfig())}
+		for _, c := range req.GetContainerConfigs() {
+			id, err := r.createLocked(resp.GetPodSandboxId(), c)
+			if err != nil {
+				return nil, err
+			}
+			resp.RestoredContainers = append(resp.RestoredContainers,
+				&cri.RestoredContainer{Name: c.GetMetadata().GetName(), ContainerId: id})
+		}
+		return resp, nil
+	case *cri.ListContainersRequest:
+		resp := &cri.ListContainersResponse{}
+		for id, c := range r.containers {
+			if strings.HasPrefix(id, req.GetFilter().GetId()) { // a prefix does for the whole ID
+				resp.Containers = append(resp.Containers, r.asListedLocked(c.Container))
+			}
+		}
+		return resp, nil
+	default:
+		return r.containersLocked(req)
+	}
+}
+
+// containersLocked carries out a call about a container that exists, or about the runtime.
+func (r *Runtime) containersLocked(req proto.Message) (any, error) {
+	switch req := req.(type) {
+	case *cri.StartContainerRequest:
+		var c *container
+		for id, x := range r.containers {
+			if id == req.GetContainerId() || c == nil && strings.HasPrefix(id, req.GetContainerId()) {
+				c = x
+			}
+		}
+		if c == nil {
+			return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
+		}
+		c.State, c.started = cri.ContainerState_CONTAINER_RUNNING, 1
+		return &cri.StartContainerResponse{}, nil
+	case *cri.StopContainerRequest: // started or not
+		if c := r.containers[req.GetContainerId()]; c != nil {
+			c.State = cri.ContainerState_CONTAINER_EXITED
+		}
+		return &cri.StopContainerResponse{}, nil
+	case *cri.RemoveContainerRequest:
+		delete(r.containers, req.GetContainerId())
+		return &cri.RemoveContainerResponse{}, nil
+	case *cri.ContainerStatusRequest:
+		c := r.containers[req.GetContainerId()]
+		if c == nil {
+			return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
+		}
+		l := r.asListedLocked(c.Container)
+		return &cri.ContainerStatusResponse{Status: &cri.ContainerStatus{
+			Id: l.GetId(), State: l.GetState(), Image: l.GetImage(), ImageRef: l.GetImageRef(),
+			CreatedAt: l.GetCreatedAt(), StartedAt: c.started, Mounts: c.mounts,
+		}}, nil
+	case *cri.VersionRequest:
+		return &cri.VersionResponse{
+			Version: "0.1.0", RuntimeName: cmp.Or(r.Release[0], "fake"), RuntimeVersion: cmp.Or(r.Release[1], "1"),
+			RuntimeApiVersion: "v1",
+		}, nil
+	case *cri.StatusRequest:
+		return &cri.StatusResponse{Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
+			{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true},
+		}}}, nil
+	default:
+		return nil, status.Errorf(codes.Unimplemented, "unknown message %T", req)
+	}
+}
+
+func (r *Runtime) sandboxLocked(c *cri.PodSandboxConfig) (id string) {
+	id = r.idLocked("sandbox")
 	r.sandboxes[id] = &cri.PodSandbox{
-		Id: id, Metadata: req.GetConfig().GetMetadata(), Labels: req.GetConfig().GetLabels(),
-		Annotations: req.GetConfig().GetAnnotations(),
-		CreatedAt:   time.Now().UnixNano(),
+		Id: id, Metadata: c.GetMetadata(), Labels: c.GetLabels(), Annotations: c.GetAnnotations(),
+		CreatedAt: time.Now().UnixNano(),
 	}
-	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
+	return id
 }
 
-// StopPodSandbox does nothing.
-func (*Runtime) StopPodSandbox(context.Context, *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
-	return &cri.StopPodSandboxResponse{}, nil
-}
-
-// RemovePodSandbox removes a sandbox and its containers.
-func (r *Runtime) RemovePodSandbox(_ context.Context, req *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse,
-	error,
-) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.sandboxes, req.GetPodSandboxId())
-	for id, c := range r.containers {
-		if c.GetPodSandboxId() == req.GetPodSandboxId() {
-			delete(r.containers, id)
-		}
-	}
-	return &cri.RemovePodSandboxResponse{}, nil
-}
-
-// ListPodSandbox returns the sandboxes that a filter by ID lets through.
-func (r *Runtime) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse,
-	error,
-) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	resp := &cri.ListPodSandboxResponse{}
-	for id, s := range r.sandboxes {
-		if want := req.GetFilter().GetId(); want == "" || want == id {
-			resp.Items = append(resp.Items, s)
-		}
-	}
-	return resp, nil
-}
-
-// CreateContainer puts a container on the image, or on what a checkpoint image names. The runtime then
-// also gives that image the name that was asked for, as containerd does.
-func (r *Runtime) CreateContainer(_ context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse,
-	error,
-) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	id, err := r.createLocked(req.GetPodSandboxId(), req.GetConfig())
-	return &cri.CreateContainerResponse{ContainerId: id}, err
-}
-
+// createLocked puts a container on an image, or on what a checkpoint image names. The runtime then also gives that
+// image the name that was asked for, as containerd does.
 func (r *Runtime) createLocked(sandbox string, config *cri.ContainerConfig) (string, error) {
 	i, err := r.resolveLocked(config.GetImage().GetImage())
 	if err != nil {
@@ -396,124 +440,29 @@ func (r *Runtime) createLocked(sandbox string, config *cri.ContainerConfig) (str
 		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetUserSpecifiedImage()}
 	}
 	id := r.idLocked("container")
-	r.containers[id] = &cri.Container{
+	r.containers[id] = &container{Container: &cri.Container{
 		Id: id, PodSandboxId: sandbox, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: on, ImageId: on,
 		CreatedAt: time.Now().UnixNano(), Annotations: annotations,
-	}
-	r.mounts[id] = config.GetMounts()
+	}, mounts: config.GetMounts()}
 	return id, nil
 }
 
-// RestorePod makes a sandbox with created containers.
-func (r *Runtime) RestorePod(_ context.Context, req *cri.RestorePodRequest) (*cri.RestorePodResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	sandbox := r.idLocked("sandbox")
-	r.sandboxes[sandbox] = &cri.PodSandbox{
-		Id: sandbox, Metadata: req.GetConfig().GetMetadata(),
-		Annotations: req.GetConfig().GetAnnotations(),
-	}
-	resp := &cri.RestorePodResponse{PodSandboxId: sandbox}
-	for _, c := range req.GetContainerConfigs() {
-		id, err := r.createLocked(sandbox, c)
-		if err != nil {
-			return nil, err
-		}
-		resp.RestoredContainers = append(resp.RestoredContainers,
-			&cri.RestoredContainer{Name: c.GetMetadata().GetName(), ContainerId: id})
-	}
-	return resp, nil
-}
-
-// StartContainer starts a created container.
-func (r *Runtime) StartContainer(_ context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse,
-	error,
-) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var c *cri.Container
-	for id, x := range r.containers {
-		if id == req.GetContainerId() || c == nil && strings.HasPrefix(id, req.GetContainerId()) {
-			c = x
+func (r *Runtime) restoreLocked(checkpoint Image, name string) (on string, err error) {
+	for _, b := range checkpoint.Brings {
+		for _, n := range b.Names {
+			r.addLocked(n, b)
 		}
 	}
-	if c == nil {
-		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
+	base, err := r.resolveLocked(checkpoint.Restores)
+	if err != nil || base == nil {
+		return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: not found", checkpoint.Restores)
 	}
-	c.State = cri.ContainerState_CONTAINER_RUNNING
-	r.started[c.GetId()] = true
-	return &cri.StartContainerResponse{}, nil
-}
-
-// StopContainer ends a container, started or not.
-func (r *Runtime) StopContainer(_ context.Context, req *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if c := r.containers[req.GetContainerId()]; c != nil {
-		c.State = cri.ContainerState_CONTAINER_EXITED
+	if checkpoint.Fails != nil {
+		return "", checkpoint.Fails
 	}
-	return &cri.StopContainerResponse{}, nil
-}
-
-// RemoveContainer removes a container.
-func (r *Runtime) RemoveContainer(_ context.Context, req *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse,
-	error,
-) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.containers, req.GetContainerId())
-	return &cri.RemoveContainerResponse{}, nil
-}
-
-// ListContainers returns the containers that a filter by ID lets through.
-func (r *Runtime) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse,
-	error,
-) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	resp := &cri.ListContainersResponse{}
-	for id, c := range r.containers {
-		if strings.HasPrefix(id, req.GetFilter().GetId()) { // a prefix does for the whole ID
-			resp.Containers = append(resp.Containers, r.asListedLocked(c))
-		}
+	id := base.ID
+	if name != "" {
+		r.addLocked(name, Image{ID: id})
 	}
-	return resp, nil
-}
-
-// ContainerStatus says whether a container was ever started.
-func (r *Runtime) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse,
-	error,
-) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	c := r.containers[req.GetContainerId()]
-	if c == nil {
-		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
-	}
-	c = r.asListedLocked(c)
-	s := &cri.ContainerStatus{
-		Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(),
-		CreatedAt: c.GetCreatedAt(), Mounts: r.mounts[c.GetId()],
-	}
-	if r.started[c.GetId()] {
-		s.StartedAt = 1
-	}
-	return &cri.ContainerStatusResponse{Status: s}, nil
-}
-
-// Version names the fake, or what it says it is.
-func (r *Runtime) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return &cri.VersionResponse{
-		Version: "0.1.0", RuntimeName: cmp.Or(r.Release[0], "fake"), RuntimeVersion: cmp.Or(r.Release[1], "1"),
-		RuntimeApiVersion: "v1",
-	}, nil
-}
-
-// Status says that the runtime is ready.
-func (*Runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
-	return &cri.StatusResponse{Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
-		{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true},
-	}}}, nil
+	return cmp.Or(checkpoint.Claims, id), nil
 }
