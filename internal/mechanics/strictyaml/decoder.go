@@ -11,11 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	goyaml "sigs.k8s.io/yaml/goyaml.v2"
 )
 
-// A Decoder decodes documents. It is for one goroutine at a time. The zero value decodes strictly.
+// A Decoder decodes documents, also concurrently. The zero value decodes strictly.
 type Decoder struct {
 	// Lenient ignores unknown fields and duplicate keys.
 	Lenient bool
@@ -27,7 +28,7 @@ type Decoder struct {
 	// They implement other spellings.
 	Rewrites map[reflect.Type]func(*Mapping)
 
-	structs map[reflect.Type]*structType
+	structs sync.Map // from the reflect.Type to its *structType
 }
 
 // Decode reads one document into the struct that into points to. Fields that are absent or null keep their values,
@@ -109,35 +110,13 @@ func (r *run) value(path string, in any, out reflect.Value) {
 	case reflect.Interface: // a value of any type
 		out.Set(reflect.ValueOf(in))
 	default:
-		if !scalar(in, out) {
+		v := reflect.ValueOf(in)
+		if v.Kind() != out.Kind() && !(v.Kind() == reflect.Int && out.Kind() == reflect.Int64) {
 			r.wrongType(path, in, out.Type())
+			return
 		}
+		out.Set(v.Convert(out.Type()))
 	}
-}
-
-func scalar(in any, out reflect.Value) bool {
-	switch out.Kind() { //nolint:exhaustive // see value
-	case reflect.String:
-		if s, ok := in.(string); ok {
-			out.SetString(s)
-			return true
-		}
-	case reflect.Bool:
-		if b, ok := in.(bool); ok {
-			out.SetBool(b)
-			return true
-		}
-	case reflect.Int64:
-		switch n := in.(type) {
-		case int:
-			out.SetInt(int64(n))
-			return true
-		case int64:
-			out.SetInt(n)
-			return true
-		}
-	}
-	return false
 }
 
 func (r *run) list(path string, in any, out reflect.Value) {
@@ -161,7 +140,7 @@ func (r *run) keyed(path string, in any, out reflect.Value) {
 	}
 	keyed := reflect.MakeMapWithSize(out.Type(), len(entries))
 	for k, in := range entries {
-		key := keyOf(k)
+		key := fmt.Sprint(k)
 		if _, ok := k.(string); !ok && !r.Lenient { // which key is meant is not known: 010 is 8
 			r.errorf("%s[%s]: Invalid key: %s: must be a string, in quotes", path, key, typeName(k))
 			continue
@@ -188,7 +167,7 @@ func (r *run) mapping(path string, in any, out reflect.Value) {
 		out.FieldByIndex(t.written).Set(reflect.ValueOf(m.written))
 	}
 	for k, v := range entries {
-		name := keyOf(k)
+		name := fmt.Sprint(k) // the key true is a boolean in YAML
 		index, known := t.index[name]
 		switch {
 		case known:
@@ -213,23 +192,14 @@ func (r *run) unknown(in, name string, known []string) {
 
 func (r *run) wrongType(path string, in any, want reflect.Type) {
 	got := typeName(in)
-	text, ok := r.Want[want]
+	text := cmp.Or(r.Want[want], map[reflect.Kind]string{
+		reflect.Bool: "true or false", reflect.Int64: "a whole number", reflect.Slice: "a list", reflect.Map: "a mapping",
+	}[want.Kind()], "a string, in quotes")
 	switch kind := want.Kind(); {
-	case ok:
 	case kind == reflect.Bool && got == "string":
-		text = "true or false, without quotes"
-	case kind == reflect.Bool:
-		text = "true or false"
-	case kind == reflect.Int64:
-		text = "a whole number"
-	case kind == reflect.Slice:
-		text = "a list"
-	case kind == reflect.Map:
-		text = "a mapping"
-	case kind == reflect.Struct:
+		text += ", without quotes"
+	case kind == reflect.Struct && r.Want[want] == "":
 		text = "a mapping with the fields " + strings.Join(r.structType(want).names, ", ")
-	default:
-		text = "a string, in quotes"
 	}
 	r.errorf("%s: Invalid type: %s: must be %s", path, got, text)
 }
@@ -249,17 +219,4 @@ func typeName(v any) string {
 	}
 }
 
-// keyOf returns a key as a string. The key true is a boolean in YAML.
-func keyOf(k any) string {
-	if s, ok := k.(string); ok {
-		return s
-	}
-	return fmt.Sprint(k)
-}
-
-func child(path, name string) string {
-	if path == "" {
-		return name
-	}
-	return path + "." + name
-}
+func child(path, name string) string { return strings.TrimPrefix(path+"."+name, ".") }

@@ -55,8 +55,7 @@ func (w Written) Name(field string) string {
 	return field
 }
 
-// A structType is what is known of a struct: its fields in the document, and the rewrites for it and for the types that
-// it embeds.
+// A structType has the fields of a struct in the document, and the rewrites for it and for the types that it embeds.
 type structType struct {
 	names    []string // in the order of the declaration
 	index    map[string][]int
@@ -65,15 +64,12 @@ type structType struct {
 }
 
 func (d *Decoder) structType(t reflect.Type) *structType {
-	if known, ok := d.structs[t]; ok {
-		return known
+	if known, ok := d.structs.Load(t); ok {
+		return known.(*structType) //nolint:forcetypeassert // nothing else is stored
 	}
 	s := &structType{index: map[string][]int{}}
 	d.addFields(s, t, nil)
-	if d.structs == nil {
-		d.structs = map[reflect.Type]*structType{}
-	}
-	d.structs[t] = s
+	d.structs.Store(t, s)
 	return s
 }
 
@@ -83,8 +79,7 @@ func (d *Decoder) addFields(s *structType, t reflect.Type, prefix []int) {
 	}
 	for f := range t.Fields() {
 		index := append(slices.Clip(prefix), f.Index...)
-		name := nameOf(f)
-		switch {
+		switch name, _, _ := strings.Cut(f.Tag.Get("json"), ","); {
 		case f.Type == reflect.TypeFor[Written]():
 			s.written = index
 		case name != "":
@@ -94,11 +89,6 @@ func (d *Decoder) addFields(s *structType, t reflect.Type, prefix []int) {
 			d.addFields(s, f.Type, index)
 		}
 	}
-}
-
-func nameOf(f reflect.StructField) string {
-	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-	return name
 }
 
 // Nearest returns the name that differs from a mistyped one by at most two letters, ignoring case, "" if there is none.

@@ -2,7 +2,6 @@ package policyfiles
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"reflect"
@@ -127,37 +126,25 @@ type backendMatch struct {
 	Namespaces *[]string `json:"namespaces"`
 }
 
-// LoadBackends reads files into Backends: all of them or none. The error joins all errors of all files; each begins
-// with the name of the file.
-func LoadBackends(list []File) (all Backends, err error) {
-	var errs []error
-	fileOf := map[string]string{} // by the name of the backend
-	for _, f := range list {
-		b, invalid := parseBackend(f)
-		for _, err := range invalid {
-			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
-		}
-		if other, taken := fileOf[b.Name]; taken {
-			errs = append(errs, fmt.Errorf("%s: the backend has the name %q, which the backend of %s has too; rename one of "+
-				"the files", f.Name, b.Name, other))
-		}
-		fileOf[b.Name] = f.Name
-		all = append(all, b)
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
+// LoadBackends reads files into Backends: all of them or none; see [strictyaml.Load].
+func LoadBackends(list []File) (Backends, error) {
+	d := &strictyaml.Decoder{RefuseNull: true, Want: map[reflect.Type]string{
+		reflect.TypeFor[int64](): "a whole number, without quotes and unit",
+	}}
+	all, err := strictyaml.Load(list, func(f File) (Backend, string, []error) {
+		b, errs := parseBackend(d, f)
+		return b, b.Name, errs
+	}, func(name, file string) error {
+		return fmt.Errorf("the backend has the name %q, which the backend of %s has too; rename one of the files", name, file)
+	})
 	slices.SortFunc(all, func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
-	return all, nil
+	return all, err
 }
 
 // parseBackend reads one file. The backend has a name also if there are errors.
-func parseBackend(f File) (Backend, []error) {
+func parseBackend(d *strictyaml.Decoder, f File) (Backend, []error) {
 	base := filepath.Base(f.Name)
 	b := Backend{Name: strings.TrimSuffix(base, filepath.Ext(base)), File: f.Name}
-	d := strictyaml.Decoder{RefuseNull: true, Want: map[reflect.Type]string{
-		reflect.TypeFor[int64](): "a whole number, without quotes and unit",
-	}}
 	var doc backendDocument
 	errs, err := d.Decode(f.Data, &doc)
 	if err != nil {
@@ -175,7 +162,7 @@ func parseBackend(f File) (Backend, []error) {
 		errs = append(errs, b.setNamespaces(*m.Namespaces)...)
 	}
 	b.IncludeImageVolumes = doc.IncludeImageVolumes == nil || *doc.IncludeImageVolumes
-	return b, strictyaml.WithLines(f.Data, errs)
+	return b, errs
 }
 
 // setPolicy checks the fields under the key. mistyped says that some are zero because they have an error already.

@@ -31,29 +31,22 @@ type dialectPolicy struct {
 }
 
 func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirement.Policies, error) {
-	var all []dialectPolicy
-	var errs []error
-	loaded, fileOf := &requirement.Policies{Count: len(files)}, map[string]string{}
-	for _, f := range files {
+	loaded := &requirement.Policies{Count: len(files)}
+	all, err := strictyaml.Load(files, func(f File) (dialectPolicy, string, []error) {
 		p := parse(f.Data)
-		if other, taken := fileOf[p.Name]; taken && p.Name != "" {
-			p.Errs = append(p.Errs, fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own "+
-				"name", p.Name, other))
-		}
-		fileOf[p.Name] = f.Name
-		for _, err := range strictyaml.WithLines(f.Data, p.Errs) {
-			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
-		}
-		for _, note := range strictyaml.WithLines(f.Data, p.Notes) {
-			loaded.Notes = append(loaded.Notes, f.Name+": "+note.Error())
-		}
+		p.Notes = strictyaml.WithLines(f.Data, p.Notes)
 		for i := range p.Rules {
 			p.Rules[i].File, p.Rules[i].Policy = f.Name, p.Name
 		}
-		all = append(all, p)
+		return p, p.Name, p.Errs
+	}, strictyaml.NameTaken)
+	if err != nil {
+		return nil, err
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
+	for i, p := range all {
+		for _, note := range p.Notes {
+			loaded.Notes = append(loaded.Notes, files[i].Name+": "+note.Error())
+		}
 	}
 	slices.SortFunc(all, func(a, b dialectPolicy) int { return cmp.Compare(a.Name, b.Name) })
 	for _, p := range all {

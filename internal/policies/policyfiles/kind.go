@@ -22,38 +22,32 @@ type kind struct {
 	name string
 	// versions are the values of apiVersion. A backend has no header, but the field backendKey.
 	versions []string
-	// read reads all files of the kind into a set, and returns their number. It accepts no file of another kind. The
-	// error joins all errors; each begins with the name of its file.
-	read func(*Set, []File) (int, error)
+	// read reads all files of the kind into a set. It accepts no file of another kind. The error joins all errors; each
+	// begins with the name of its file.
+	read func(*Set, []File) error
 }
 
 func kinds() []kind {
-	return []kind{
-		{restriction.Kind, []string{restriction.APIVersion, restriction.ProposedAPIVersion}, readRestrictions},
-		{BackendKind, nil, readBackends},
-		{KyvernoKind, []string{KyvernoVersion}, readSignatures(LoadKyverno)},
-		{CIPKind, cipVersions(), readSignatures(LoadCIP)},
+	restrictions := func(s *Set, list []File) (err error) {
+		s.restrictions, err = restriction.Load(list)
+		return err
 	}
-}
-
-func readRestrictions(s *Set, list []File) (n int, err error) {
-	s.restrictions, err = restriction.Load(list)
-	return s.restrictions.Len(), err
-}
-
-func readBackends(s *Set, list []File) (n int, err error) {
-	s.backends, err = LoadBackends(list)
-	return s.backends.Len(), err
-}
-
-func readSignatures(load func([]File, time.Time) (*requirement.Policies, error)) func(*Set, []File) (int, error) {
-	return func(s *Set, list []File) (int, error) {
-		p, err := load(list, time.Now())
-		if err != nil {
-			return 0, err
+	backends := func(s *Set, list []File) (err error) {
+		s.backends, err = LoadBackends(list)
+		return err
+	}
+	signatures := func(load func([]File, time.Time) (*requirement.Policies, error)) func(*Set, []File) error {
+		return func(s *Set, list []File) error {
+			p, err := load(list, time.Now())
+			s.signatures = append(s.signatures, p)
+			return err
 		}
-		s.signatures = append(s.signatures, p)
-		return p.Count, nil
+	}
+	return []kind{
+		{restriction.Kind, []string{restriction.APIVersion, restriction.ProposedAPIVersion}, restrictions},
+		{BackendKind, nil, backends},
+		{KyvernoKind, []string{KyvernoVersion}, signatures(LoadKyverno)},
+		{CIPKind, cipVersions(), signatures(LoadCIP)},
 	}
 }
 

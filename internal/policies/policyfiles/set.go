@@ -71,11 +71,10 @@ func (c *contents) decode(p Paths) (*Set, error) {
 		if len(byKind[k.name]) == 0 {
 			continue
 		}
-		n, err := k.read(s, byKind[k.name])
-		if err != nil {
+		if err := k.read(s, byKind[k.name]); err != nil {
 			errs = append(errs, safetext.Split(err)...)
 		}
-		s.number[k.name] = n
+		s.number[k.name] = len(byKind[k.name])
 	}
 	if p.NamespaceLabels != "" && c.labels != nil { // nil after an error
 		labels, invalid := parseLabels(p.NamespaceLabels, c.labels)

@@ -6,69 +6,27 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
-	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
-// A File is the content of a policy file. Its name is for errors.
-type File struct {
-	Name string
-	Data []byte
-}
+// A File is a policy file.
+type File = strictyaml.File
 
-// Load reads policy files into a Set: all of them or none. The error joins all errors of all files; each begins with
-// the name of the file.
+// Load reads policy files into a Set: all of them or none; see [strictyaml.Load].
 func Load(files []File) (*Set, error) {
-	var (
-		s      Set
-		known  = newInterned()
-		errs   []error
-		fileOf = map[string]string{} // by the name of the policy
-	)
-	policies, invalid := readAll(files, known)
-	for i, p := range policies {
-		if p != nil && fileOf[p.name] != "" {
-			err := fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", p.name,
-				fileOf[p.name])
-			invalid[i] = strictyaml.WithLines(files[i].Data, []error{err})[0]
-		}
-		if invalid[i] == nil {
-			fileOf[p.name] = files[i].Name
-			continue
-		}
-		for _, err := range safetext.Split(invalid[i]) {
-			errs = append(errs, fmt.Errorf("%s: %w", files[i].Name, err))
-		}
+	known, decoder := newInterned(), newDecoder()
+	policies, err := strictyaml.Load(files, func(f File) (*policy, string, []error) {
+		p, compiled, errs := parse(decoder, known, f.Data)
+		return compiled, p.Metadata.Name, errs
+	}, strictyaml.NameTaken)
+	if err != nil {
+		return nil, err
 	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	s.policies, s.checks = policies, known.counts
-	slices.SortFunc(s.policies, func(a, b *policy) int { return cmp.Compare(a.name, b.name) })
-	return &s, nil
-}
-
-// readAll compiles files in parallel, and returns nil and an error in place of one that is invalid.
-func readAll(files []File, known *interned) ([]*policy, []error) {
-	all, errs := make([]*policy, len(files)), make([]error, len(files))
-	var next atomic.Int64
-	var workers sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(files)) {
-		workers.Go(func() {
-			decoder := newDecoder()
-			for i := next.Add(1) - 1; i < int64(len(files)); i = next.Add(1) - 1 {
-				_, all[i], errs[i] = parse(decoder, known, files[i].Data)
-			}
-		})
-	}
-	workers.Wait()
-	return all, errs
+	slices.SortFunc(policies, func(a, b *policy) int { return cmp.Compare(a.name, b.name) })
+	return &Set{policies, known.counts}, nil
 }
 
 func (s *Set) all() []*policy {
@@ -150,15 +108,17 @@ func (s *Set) Restricted() []string {
 // Parse reads one policy from its YAML and checks it. The error joins all errors of the document; each names the path
 // of the field, the value and what is allowed, and the line. YAML of the policy, parsed again, is the same policy.
 func Parse(data []byte) (*PodRestriction, error) {
-	p, _, err := parse(newDecoder(), newInterned(), data)
-	return p, err
+	p, _, errs := parse(newDecoder(), newInterned(), data)
+	if len(errs) > 0 {
+		return nil, errors.Join(strictyaml.WithLines(data, errs)...)
+	}
+	return &p, nil
 }
 
-func parse(d *strictyaml.Decoder, known *interned, data []byte) (*PodRestriction, *policy, error) {
-	var p PodRestriction
+func parse(d *strictyaml.Decoder, known *interned, data []byte) (p PodRestriction, compiled *policy, errs []error) {
 	errs, err := d.Decode(data, &p)
 	if err != nil {
-		return nil, nil, err
+		return p, nil, []error{err}
 	}
 	if p.APIVersion == ProposedAPIVersion {
 		p.APIVersion = APIVersion
@@ -170,10 +130,7 @@ func parse(d *strictyaml.Decoder, known *interned, data []byte) (*PodRestriction
 	for _, err := range invalid {
 		errs = append(errs, err)
 	}
-	if len(errs) > 0 {
-		return nil, nil, errors.Join(strictyaml.WithLines(data, errs)...)
-	}
-	return &p, compiled, nil
+	return p, compiled, errs
 }
 
 // newDecoder returns a decoder for policies. The proposal of PodRestriction spells some fields in two ways.

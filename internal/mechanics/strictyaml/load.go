@@ -1,0 +1,53 @@
+package strictyaml
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// A File is the content of a file. Its name is for errors.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Load parses files in parallel, and returns their values in the same order: all of them or none. The error joins all
+// errors of all files, each with the name of its file and the line. A name in two values is an error, whose text
+// is that of taken; "" is not a name.
+func Load[T any](files []File, parse func(File) (value T, name string, errs []error),
+	taken func(name, file string) error,
+) ([]T, error) {
+	all, names, invalid := make([]T, len(files)), make([]string, len(files)), make([][]error, len(files))
+	var workers errgroup.Group
+	workers.SetLimit(runtime.GOMAXPROCS(0))
+	for i, f := range files {
+		workers.Go(func() error {
+			all[i], names[i], invalid[i] = parse(f)
+			return nil
+		})
+	}
+	_ = workers.Wait() // no worker fails
+	var errs []error
+	fileOf := map[string]string{}
+	for i, f := range files {
+		if other, ok := fileOf[names[i]]; ok && names[i] != "" {
+			invalid[i] = append(invalid[i], taken(names[i], other))
+		}
+		fileOf[names[i]] = f.Name
+		for _, err := range WithLines(f.Data, invalid[i]) {
+			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return all, nil
+}
+
+// NameTaken is the error for a metadata.name that another file has too.
+func NameTaken(name, file string) error {
+	return fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", name, file)
+}
