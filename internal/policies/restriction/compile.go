@@ -21,7 +21,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// compile checks a policy and compiles its rules. The rules are for use only if there is no error.
 func compile(p *PodRestriction, known *interned) (*policy, field.ErrorList) {
 	c := &compiler{known: known, out: &policy{name: p.Metadata.Name, restricts: map[string]bool{}}}
 	c.header(p)
@@ -30,7 +29,7 @@ func compile(p *PodRestriction, known *interned) (*policy, field.ErrorList) {
 	}
 	at, r := place{"spec", "spec"}, &c.out.rule
 	r.values = c.all(c.values(at, &p.Spec)...)
-	at, s := at.child("spec"), cmp.Or(p.Spec.Spec, &PodSpecRestriction{})
+	at, s := at.child("spec"), cmp.Or(p.Spec.Spec, &podSpecRestriction{})
 	r.volumes = list(c, at, "volumes", s.Volumes, c.volume)
 	var volumes, mounts []*check
 	for _, rule := range r.volumes {
@@ -72,7 +71,6 @@ func (n *interned) check(text string, f *Field, compare func(*judgement) bool) *
 	return n.checks[text]
 }
 
-// check returns the check of a restriction.
 func (c *compiler) check(at place, restriction any, compare func(*judgement) bool) *check {
 	text, err := json.Marshal(restriction)
 	if err != nil || bytes.Contains(text, []byte(`\ufffd`)) { // which stands for all that is not UTF-8
@@ -195,19 +193,19 @@ func (c *compiler) values(at place, restrictions any) (checks []*check) {
 				compare = func(j *judgement) bool { return rule.compare(j, nameOf(j.pod)) }
 			}
 			checks = append(checks, c.check(at, r, compare))
-		case *BoolRestriction:
+		case *boolRestriction:
 			checks = append(checks, c.check(at, r, value(c.boolean(at, r))))
-		case *NumericRestriction:
+		case *numericRestriction:
 			if fieldAt[at.field] == nil || fieldAt[at.field].index >= 0 { // not one of the groups
 				checks = append(checks, c.check(at, r, value(c.number(at, r))))
 			}
 		case *StringMapRestriction:
 			checks = append(checks, c.stringMap(at, r))
-		case *CapabilitiesRestriction:
+		case *capabilitiesRestriction:
 			checks = append(checks, c.capabilities(at, r)...)
-		case *SELinuxOptionsRestriction:
+		case *seLinuxOptionsRestriction:
 			checks = append(checks, c.seLinux(at, r))
-		case *PodSecurityContextRestriction:
+		case *podSecurityContextRestriction:
 			checks = append(checks, c.groups(at, r)...)
 			checks = append(checks, c.values(at, r)...)
 		default:
@@ -219,7 +217,6 @@ func (c *compiler) values(at place, restrictions any) (checks []*check) {
 	return checks
 }
 
-// list compiles the entries of a list, of which one must match.
 func list[T, R any](c *compiler, at place, name string, entries []T, compile func(place, *T) R) []R {
 	if entries == nil {
 		return nil
@@ -240,7 +237,7 @@ func notEmpty[T any](c *compiler, at place, name string, list []T) {
 	}
 }
 
-func (c *compiler) container(at place, r *ContainerRestriction) *check {
+func (c *compiler) container(at place, r *containerRestriction) *check {
 	at = at.as(pathContainers)
 	l := c.leaf(at, PointerRestriction{}, "")
 	c.keep(&l)
@@ -259,7 +256,7 @@ func (c *compiler) container(at place, r *ContainerRestriction) *check {
 	return c.all(append(checks, c.values(at, r)...)...)
 }
 
-func (c *compiler) capabilities(at place, r *CapabilitiesRestriction) []*check {
+func (c *compiler) capabilities(at place, r *capabilitiesRestriction) []*check {
 	l := c.leaf(at, r.PointerRestriction, "capabilities")
 	c.keep(&l)
 	checks := []*check{c.check(at, r.PointerRestriction, func(j *judgement) bool {
@@ -299,7 +296,7 @@ func addedCapability(name string) string {
 	return strings.TrimPrefix(strings.ToUpper(name), "CAP_")
 }
 
-func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction) *check {
+func (c *compiler) seLinux(at place, r *seLinuxOptionsRestriction) *check {
 	l := c.leaf(at, r.PointerRestriction, "SELinux options")
 	c.keep(&l)
 	user, role := c.str(at.part("user"), r.User, same), c.str(at.part("role"), r.Role, same)
@@ -317,7 +314,7 @@ func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction) *check {
 }
 
 // groups adds the check of supplementalGroups and fsGroup, which need each other.
-func (c *compiler) groups(at place, r *PodSecurityContextRestriction) []*check {
+func (c *compiler) groups(at place, r *podSecurityContextRestriction) []*check {
 	if r.SupplementalGroups == nil && r.FSGroup == nil {
 		return nil
 	}
@@ -343,12 +340,10 @@ func (c *compiler) image(at place, r *ImageRestriction) *check {
 	})
 }
 
-func (c *compiler) volume(at place, r *VolumeRestriction) *volumeRule {
-	out := &volumeRule{
-		leaf:                  c.leaf(at, PointerRestriction{}, ""),
-		CollectionRestriction: c.collection(at, r.CollectionRestriction),
-	}
-	out.allowed = cmp.Or(out.describe(), "volumes that match the list")
+func (c *compiler) volume(at place, r *volumeRestriction) *volumeRule {
+	c.collection(at, r.CollectionRestriction, "", nil)
+	allowed := cmp.Or(r.describe(), "volumes that match the list")
+	out := &volumeRule{leaf: c.leaf(at, PointerRestriction{}, allowed), CollectionRestriction: r.CollectionRestriction}
 	if r.ForbidEmpty {
 		c.keep(&leaf{path: at.path, field: out.field, needsState: true})
 	}
@@ -370,7 +365,7 @@ func (c *compiler) volume(at place, r *VolumeRestriction) *volumeRule {
 
 func same(s string) string { return s }
 
-// str returns the rule of a string, nil if there is none. canonical is applied to the lists of the policy.
+// str returns the rule of a string, nil if there is none.
 func (c *compiler) str(at place, r *StringRestriction, canonical func(string) string) *valueRule[string] {
 	if r == nil {
 		return nil
@@ -420,7 +415,7 @@ func (c *compiler) cleanPaths(at place, name string, list []string) []string {
 	return mapped(list, path.Clean)
 }
 
-func (c *compiler) boolean(at place, r *BoolRestriction) *valueRule[bool] {
+func (c *compiler) boolean(at place, r *boolRestriction) *valueRule[bool] {
 	rule := &valueRule[bool]{}
 	allowed := "true or false"
 	if r.Require != nil {
@@ -432,7 +427,7 @@ func (c *compiler) boolean(at place, r *BoolRestriction) *valueRule[bool] {
 	return rule
 }
 
-func (c *compiler) number(at place, r *NumericRestriction) *valueRule[int64] {
+func (c *compiler) number(at place, r *numericRestriction) *valueRule[int64] {
 	notEmpty(c, at, "ranges", r.Ranges)
 	for i, in := range r.Ranges {
 		if in.Min != nil && in.Max != nil && *in.Min > *in.Max {
@@ -442,7 +437,7 @@ func (c *compiler) number(at place, r *NumericRestriction) *valueRule[int64] {
 	rule := &valueRule[int64]{leaf: c.leaf(at, r.PointerRestriction, describeRanges(r.Ranges))}
 	if r.Ranges != nil {
 		rule.allows = func(n int64) bool {
-			return slices.ContainsFunc(r.Ranges, func(in NumericRange) bool {
+			return slices.ContainsFunc(r.Ranges, func(in numericRange) bool {
 				return (in.Min == nil || n >= *in.Min) && (in.Max == nil || n <= *in.Max)
 			})
 		}
@@ -451,31 +446,24 @@ func (c *compiler) number(at place, r *NumericRestriction) *valueRule[int64] {
 	return rule
 }
 
-func (c *compiler) collection(at place, r CollectionRestriction) CollectionRestriction {
+func (c *compiler) collection(at place, r CollectionRestriction, name string, required []string) {
+	notEmpty(c, at, name, required)
+	if r.RequireEmpty && len(required) > 0 {
+		c.invalid(at.of(name), required, "must be absent with requireEmpty, or no pod matches")
+	}
 	if r.ForbidEmpty && r.RequireEmpty {
 		c.invalid(at.of(), "forbidEmpty, requireEmpty", "both are true, so no pod matches; set at most one")
 	}
-	return r
 }
 
-func (c *compiler) required(at place, name string, list []string, r CollectionRestriction) {
-	notEmpty(c, at, name, list)
-	if r.RequireEmpty && len(list) > 0 {
-		c.invalid(at.of(name), list, "must be absent with requireEmpty, or no pod matches")
-	}
-}
-
-func (c *compiler) stringList(at place, r *StringListRestriction, canonical func(string) string) *listRule {
-	c.required(at, "requiredValues", r.RequiredValues, r.CollectionRestriction)
-	rule := &listRule{
-		leaf:                  c.leaf(at, PointerRestriction{}, ""),
-		CollectionRestriction: c.collection(at, r.CollectionRestriction), canonical: canonical,
-		required: mapped(r.RequiredValues, canonical),
-	}
-	rule.allowed = rule.describe()
+func (c *compiler) stringList(at place, r *stringListRestriction, canonical func(string) string) *listRule {
+	c.collection(at, r.CollectionRestriction, "requiredValues", r.RequiredValues)
+	allowed := r.describe()
 	for _, s := range r.RequiredValues {
-		rule.allowed = strings.TrimPrefix(rule.allowed+", with "+s, ", ")
+		allowed = strings.TrimPrefix(allowed+", with "+s, ", ")
 	}
+	required := mapped(r.RequiredValues, canonical)
+	rule := &listRule{c.leaf(at, PointerRestriction{}, allowed), r.CollectionRestriction, nil, required, canonical}
 	if r.Values != nil {
 		rule.values = c.stringRule(at.part("values"), r.Values, canonical)
 	}
@@ -492,11 +480,10 @@ func mapped(list []string, f func(string) string) []string {
 }
 
 func (c *compiler) stringMap(at place, r *StringMapRestriction) *check {
-	c.required(at, "requiredKeys", r.RequiredKeys, r.CollectionRestriction)
+	c.collection(at, r.CollectionRestriction, "requiredKeys", r.RequiredKeys)
 	notEmpty(c, at, "keyWhitelist", r.KeyWhitelist)
 	notEmpty(c, at, "keyBlacklist", r.KeyBlacklist)
 	rule := &mapRule{leaf: c.leaf(at, PointerRestriction{}, describeKeys(r)), StringMapRestriction: r}
-	c.collection(at, r.CollectionRestriction)
 	for _, key := range slices.Sorted(maps.Keys(r.Values)) {
 		value := r.Values[key]
 		in := place{at.of("values").Key(key).String(), at.field}
@@ -509,13 +496,7 @@ func (c *compiler) stringMap(at place, r *StringMapRestriction) *check {
 }
 
 func describe(r *StringRestriction) string {
-	var parts []string
-	if len(r.Whitelist) > 0 {
-		parts = append(parts, strings.Join(r.Whitelist, ", "))
-	}
-	if len(r.Blacklist) > 0 {
-		parts = append(parts, "not "+strings.Join(r.Blacklist, ", "))
-	}
+	parts := slices.Concat(listed("", r.Whitelist), listed("not ", r.Blacklist))
 	if r.Regex != "" {
 		parts = append(parts, "matching "+r.Regex)
 	}
@@ -525,7 +506,14 @@ func describe(r *StringRestriction) string {
 	return strings.Join(parts, "; ")
 }
 
-func describeRanges(ranges []NumericRange) string {
+func listed(text string, list []string) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	return []string{text + strings.Join(list, ", ")}
+}
+
+func describeRanges(ranges []numericRange) string {
 	var parts []string
 	for _, r := range ranges {
 		switch {
@@ -545,19 +533,9 @@ func describeRanges(ranges []NumericRange) string {
 }
 
 func describeKeys(r *StringMapRestriction) string {
-	var parts []string
-	if s := r.describe(); s != "" {
-		parts = append(parts, s)
-	}
-	for _, list := range []struct {
-		text string
-		keys []string
-	}{{"with the keys ", r.RequiredKeys}, {"only the keys ", r.KeyWhitelist}, {"without the keys ", r.KeyBlacklist}} {
-		if len(list.keys) > 0 {
-			parts = append(parts, list.text+strings.Join(list.keys, ", "))
-		}
-	}
-	return cmp.Or(strings.Join(parts, "; "), "any keys")
+	text := strings.Join(slices.Concat([]string{r.describe()}, listed("with the keys ", r.RequiredKeys),
+		listed("only the keys ", r.KeyWhitelist), listed("without the keys ", r.KeyBlacklist)), "; ")
+	return cmp.Or(strings.TrimPrefix(text, "; "), "any keys")
 }
 
 func (c CollectionRestriction) describe() string {

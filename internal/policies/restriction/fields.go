@@ -20,7 +20,6 @@ const (
 	Exact                      // The value is known, and whether the pod sets it.
 )
 
-// String returns the word for an exactness in tables.
 func (e Exactness) String() string { return [...]string{"–", "derived", "effective", "exact"}[e] }
 
 // A Source is where a view comes from.
@@ -163,7 +162,7 @@ func Fields() (all []Field) {
 	return all
 }
 
-// Keep returns a copy of a view that has only the fields with these paths, as Field.Path has them.
+// Keep returns a copy of a view with only these fields, by Field.Path.
 func Keep(pod *admission.Pod, containers []admission.Container, paths []string) (admission.Pod, []admission.Container) {
 	var kept admission.Pod
 	keptContainers := make([]admission.Container, len(containers))

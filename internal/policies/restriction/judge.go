@@ -134,7 +134,7 @@ type judgement struct {
 	*view                // that is compared
 }
 
-// matches reports whether a pod matches a policy, and unbound if the policy is not bound to its namespace.
+// matches reports whether a pod matches a policy; unbound if the policy is not bound to its namespace.
 func (j *judgement) matches(p *policy, unbound bool) bool {
 	j.accept = p.accept
 	if in := p.binding.includes(j.pod); in == no || in == unknown && p.accept {
@@ -182,7 +182,6 @@ func (j *judgement) unknown(l *leaf) bool {
 	return j.leftOut(l) || j.AssumeUnknown || j.add(l, Violation{Unknown: true})
 }
 
-// unjudged is the answer for what the source never carries.
 func (j *judgement) unjudged(l *leaf) bool {
 	return j.leftOut(l) || !j.accept && (!j.Refuse || j.add(l, Violation{Unknown: true}))
 }
@@ -192,7 +191,6 @@ func (j *judgement) leftOut(l *leaf) bool {
 	return j.sandbox && l.field.ByContainer || !j.inScope(l.field)
 }
 
-// add adds a violation of a leaf to the report, and returns false.
 func (j *judgement) add(l *leaf, v Violation) bool {
 	if j.report != nil {
 		v.Path, v.Allowed = l.path, l.allowed

@@ -5,6 +5,8 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
+	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -105,8 +107,7 @@ func (s *Set) Restricted() []string {
 	return slices.Compact(paths)
 }
 
-// Parse reads one policy from its YAML and checks it. The error joins all errors of the document; each names the path
-// of the field, the value and what is allowed, and the line. YAML of the policy, parsed again, is the same policy.
+// Parse reads one policy from its YAML and checks it. YAML of the policy, parsed again, is the same policy.
 func Parse(data []byte) (*PodRestriction, error) {
 	p, _, errs := parse(newDecoder(), newInterned(), data)
 	if len(errs) > 0 {
@@ -133,7 +134,7 @@ func parse(d *strictyaml.Decoder, known *interned, data []byte) (p PodRestrictio
 	return p, compiled, errs
 }
 
-// newDecoder returns a decoder for policies. The proposal of PodRestriction spells some fields in two ways.
+// newDecoder returns a decoder for policies. The proposal spells some fields in two ways.
 func newDecoder() *strictyaml.Decoder {
 	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[PointerRestriction](): rewriteAllowNil,
@@ -141,12 +142,12 @@ func newDecoder() *strictyaml.Decoder {
 			m.Rename("requireKeys", "requiredKeys")
 			m.Rename("valueRestrictions", "values")
 		},
-		reflect.TypeFor[PodSpecRestriction](): func(m *strictyaml.Mapping) {
+		reflect.TypeFor[podSpecRestriction](): func(m *strictyaml.Mapping) {
 			if one, ok := m.Fields["volumes"].(map[any]any); ok {
 				m.Fields["volumes"] = []any{one}
 			}
 		},
-		reflect.TypeFor[VolumeRestriction](): rewriteVolumeType,
+		reflect.TypeFor[volumeRestriction](): rewriteVolumeType,
 	}}
 }
 
@@ -180,13 +181,9 @@ var presets embed.FS
 
 // Presets returns the names of the policies that come with pullgate, in order.
 func Presets() []string {
-	entries, err := presets.ReadDir("presets")
-	if err != nil {
-		panic("restriction: " + err.Error()) // it is compiled in
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, strings.TrimSuffix(e.Name(), ".yaml"))
+	names, _ := fs.Glob(presets, "presets/*.yaml") // the pattern is valid
+	for i, name := range names {
+		names[i] = strings.TrimSuffix(path.Base(name), ".yaml")
 	}
 	return names
 }

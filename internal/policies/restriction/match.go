@@ -29,10 +29,10 @@ func checkGroups(j *judgement, supplemental, fs *valueRule[int64]) bool {
 	separate := p.SupplementalGroups.State() != admission.StateUnknown || p.FSGroup.State() != admission.StateUnknown
 	switch {
 	case separate || !together:
-		ok := compareEach(j, supplemental, p.SupplementalGroups)
+		ok := compareGroups(j, supplemental, p.SupplementalGroups)
 		return fs.compare(j, p.FSGroup) && ok
 	case len(groups) == 0:
-		ok := compareEach(j, supplemental, admission.Absent[[]int64]())
+		ok := compareGroups(j, supplemental, admission.Absent[[]int64]())
 		return fs.compare(j, admission.Absent[int64]()) && ok
 	case supplemental != nil && supplemental.requireNil && fs != nil && fs.requireNil:
 		return j.violated(&supplemental.leaf, quote(j, groups[0]))
@@ -172,7 +172,7 @@ func registryOf(host string) string {
 	return host
 }
 
-// A volumeRule is a compiled VolumeRestriction. Its checks are about a volume and about a mount of one.
+// A volumeRule is a compiled volumeRestriction. Its checks are about a volume and about a mount of one.
 type volumeRule struct {
 	leaf
 	CollectionRestriction

@@ -20,7 +20,6 @@ type check struct {
 	number  int // the index of its answers, among the checks of the type of view
 }
 
-// An answer is whether a view matches a check.
 type answer uint8
 
 const (
@@ -46,7 +45,6 @@ func (c *check) matches(j *judgement) bool {
 	return *a == matched
 }
 
-// value returns the check of a value of the view.
 func value[T any](r *valueRule[T]) func(*judgement) bool {
 	return func(j *judgement) bool { return r.compare(j, valueIn[T](j, r.field)) }
 }
@@ -110,34 +108,33 @@ func (r *valueRule[T]) compare(j *judgement, v admission.Value[T]) bool {
 		return true
 	}
 	value, known := v.Effective()
-	if !known || r.needsState {
-		if matches, decided := r.decide(j, v.State(), known); decided {
-			return matches
-		}
-	}
-	return r.allows == nil || r.allows(value) || j.violated(&r.leaf, quote(j, value))
+	return r.compareEach(j, v.State(), known, value)
 }
 
-// compareEach compares each number of a list. An empty list is nil.
-func compareEach(j *judgement, r *valueRule[int64], v admission.Value[[]int64]) bool {
-	if r == nil {
-		return true
-	}
-	if list, ok := v.Effective(); ok && len(list) == 0 {
-		v = admission.Absent[[]int64]()
-	}
-	list, known := v.Effective()
+func (r *valueRule[T]) compareEach(j *judgement, s admission.State, known bool, values ...T) bool {
 	if !known || r.needsState {
-		if matches, decided := r.decide(j, v.State(), known); decided {
+		if matches, decided := r.decide(j, s, known); decided {
 			return matches
 		}
 	}
-	for _, n := range list {
-		if r.allows != nil && !r.allows(n) {
-			return j.violated(&r.leaf, quote(j, n))
+	for _, v := range values {
+		if r.allows != nil && !r.allows(v) {
+			return j.violated(&r.leaf, quote(j, v))
 		}
 	}
 	return true
+}
+
+// compareGroups compares each group of a list. An empty list is nil.
+func compareGroups(j *judgement, r *valueRule[int64], v admission.Value[[]int64]) bool {
+	switch list, known := v.Effective(); {
+	case r == nil:
+		return true
+	case known && len(list) == 0:
+		return r.compareEach(j, admission.StateAbsent, false)
+	default:
+		return r.compareEach(j, v.State(), known, list...)
+	}
 }
 
 // allowsPath returns whether a path is allowed. The lists are clean and absolute.
@@ -161,7 +158,6 @@ func plainPath(p string) bool {
 	return strings.HasPrefix(p, "/") && !slices.Contains(strings.Split(p, "/"), "..") && !throughProcess(path.Clean(p))
 }
 
-// throughProcess reports whether a clean path is below the folder of a process.
 func throughProcess(p string) bool {
 	rest, ok := strings.CutPrefix(p, "/proc/")
 	process, _, below := strings.Cut(rest, "/")

@@ -54,7 +54,7 @@ type Binding struct {
 // A Spec restricts a pod.
 type Spec struct {
 	Metadata *ObjectMetaRestriction `json:"metadata,omitempty"`
-	Spec     *PodSpecRestriction    `json:"spec,omitempty"`
+	Spec     *podSpecRestriction    `json:"spec,omitempty"`
 }
 
 // An ObjectMetaRestriction restricts the metadata of a pod.
@@ -64,56 +64,50 @@ type ObjectMetaRestriction struct {
 	Annotations *StringMapRestriction `json:"annotations,omitempty"`
 }
 
-// A PodSpecRestriction restricts the spec of a pod.
-type PodSpecRestriction struct {
+type podSpecRestriction struct {
 	// Volumes, if there are any: each volume of the pod must match one of them.
-	Volumes []VolumeRestriction `json:"volumes,omitempty"`
+	Volumes []volumeRestriction `json:"volumes,omitempty"`
 
 	// Containers, if there are any: each container must match one of them. Ephemeral containers count as containers.
 	// InitContainers are the same for init containers; absent means Containers.
-	InitContainers []ContainerRestriction `json:"initContainers,omitempty"`
-	Containers     []ContainerRestriction `json:"containers,omitempty"`
+	InitContainers []containerRestriction `json:"initContainers,omitempty"`
+	Containers     []containerRestriction `json:"containers,omitempty"`
 
 	RestartPolicy                 *StringRestriction             `json:"restartPolicy,omitempty"`
-	TerminationGracePeriodSeconds *NumericRestriction            `json:"terminationGracePeriodSeconds,omitempty"`
-	ActiveDeadlineSeconds         *NumericRestriction            `json:"activeDeadlineSeconds,omitempty"`
+	TerminationGracePeriodSeconds *numericRestriction            `json:"terminationGracePeriodSeconds,omitempty"`
+	ActiveDeadlineSeconds         *numericRestriction            `json:"activeDeadlineSeconds,omitempty"`
 	DNSPolicy                     *StringRestriction             `json:"dnsPolicy,omitempty"`
 	NodeSelector                  *StringMapRestriction          `json:"nodeSelector,omitempty"`
-	AutomountServiceAccountToken  *BoolRestriction               `json:"automountServiceAccountToken,omitempty"`
-	SecurityContext               *PodSecurityContextRestriction `json:"securityContext,omitempty"`
+	AutomountServiceAccountToken  *boolRestriction               `json:"automountServiceAccountToken,omitempty"`
+	SecurityContext               *podSecurityContextRestriction `json:"securityContext,omitempty"`
 }
 
-// A ContainerRestriction restricts a container.
-type ContainerRestriction struct {
-	// Image, if there is any: the image must match one of them.
+type containerRestriction struct {
 	Image           []ImageRestriction          `json:"image,omitempty"`
 	ImagePullPolicy *StringRestriction          `json:"imagePullPolicy,omitempty"`
-	SecurityContext *SecurityContextRestriction `json:"securityContext,omitempty"`
+	SecurityContext *securityContextRestriction `json:"securityContext,omitempty"`
 }
 
-// An ImageRestriction restricts the parts of an image name in its normal form: busybox is docker.io, library/busybox
-// and latest. If the name has a digest, the digest takes the place of the tag, because it decides which image runs. A
-// registry is in lower case and has no port 443.
+// An ImageRestriction restricts the parts of an image name: busybox is docker.io, library/busybox and latest. A digest
+// takes the place of the tag, because it decides which image runs. A registry is in lower case and has no port 443.
 type ImageRestriction struct {
 	Registry *StringRestriction `json:"registry,omitempty"`
 	Image    *StringRestriction `json:"image,omitempty"`
 	Tag      *StringRestriction `json:"tag,omitempty"`
 }
 
-// A SecurityContextRestriction restricts the security context of a container, with the values of the pod as defaults.
-type SecurityContextRestriction struct {
-	Capabilities             *CapabilitiesRestriction   `json:"capabilities,omitempty"`
-	Privileged               *BoolRestriction           `json:"privileged,omitempty"`
-	SELinuxOptions           *SELinuxOptionsRestriction `json:"seLinuxOptions,omitempty"`
-	RunAsUser                *NumericRestriction        `json:"runAsUser,omitempty"`
-	RunAsGroup               *NumericRestriction        `json:"runAsGroup,omitempty"`
-	RunAsNonRoot             *BoolRestriction           `json:"runAsNonRoot,omitempty"`
-	ReadOnlyRootFilesystem   *BoolRestriction           `json:"readOnlyRootFilesystem,omitempty"`
-	AllowPrivilegeEscalation *BoolRestriction           `json:"allowPrivilegeEscalation,omitempty"`
+type securityContextRestriction struct {
+	Capabilities             *capabilitiesRestriction   `json:"capabilities,omitempty"`
+	Privileged               *boolRestriction           `json:"privileged,omitempty"`
+	SELinuxOptions           *seLinuxOptionsRestriction `json:"seLinuxOptions,omitempty"`
+	RunAsUser                *numericRestriction        `json:"runAsUser,omitempty"`
+	RunAsGroup               *numericRestriction        `json:"runAsGroup,omitempty"`
+	RunAsNonRoot             *boolRestriction           `json:"runAsNonRoot,omitempty"`
+	ReadOnlyRootFilesystem   *boolRestriction           `json:"readOnlyRootFilesystem,omitempty"`
+	AllowPrivilegeEscalation *boolRestriction           `json:"allowPrivilegeEscalation,omitempty"`
 }
 
-// An SELinuxOptionsRestriction restricts SELinux options.
-type SELinuxOptionsRestriction struct {
+type seLinuxOptionsRestriction struct {
 	PointerRestriction
 	User  *StringRestriction `json:"user,omitempty"`
 	Role  *StringRestriction `json:"role,omitempty"`
@@ -121,42 +115,38 @@ type SELinuxOptionsRestriction struct {
 	Level *StringRestriction `json:"level,omitempty"`
 }
 
-// A CapabilitiesRestriction restricts capabilities. They are nil if none is added and none is dropped. Upper and lower
+// A capabilitiesRestriction restricts capabilities. They are nil if none is added and none is dropped. Upper and lower
 // case are equal, because they are for runtimes. A Blacklist of Add contains ALL, which adds each capability.
-type CapabilitiesRestriction struct {
+type capabilitiesRestriction struct {
 	PointerRestriction
-	Add  *StringListRestriction `json:"add,omitempty"`
-	Drop *StringListRestriction `json:"drop,omitempty"`
+	Add  *stringListRestriction `json:"add,omitempty"`
+	Drop *stringListRestriction `json:"drop,omitempty"`
 }
 
-// A PodSecurityContextRestriction restricts the security context of a pod, and the namespaces of the node that it uses.
-type PodSecurityContextRestriction struct {
-	HostNetwork           *BoolRestriction    `json:"hostNetwork,omitempty"`
-	HostPID               *BoolRestriction    `json:"hostPID,omitempty"`
-	HostIPC               *BoolRestriction    `json:"hostIPC,omitempty"`
-	ShareProcessNamespace *BoolRestriction    `json:"shareProcessNamespace,omitempty"`
-	SupplementalGroups    *NumericRestriction `json:"supplementalGroups,omitempty"`
-	FSGroup               *NumericRestriction `json:"fsGroup,omitempty"`
+type podSecurityContextRestriction struct {
+	HostNetwork           *boolRestriction    `json:"hostNetwork,omitempty"`
+	HostPID               *boolRestriction    `json:"hostPID,omitempty"`
+	HostIPC               *boolRestriction    `json:"hostIPC,omitempty"`
+	ShareProcessNamespace *boolRestriction    `json:"shareProcessNamespace,omitempty"`
+	SupplementalGroups    *numericRestriction `json:"supplementalGroups,omitempty"`
+	FSGroup               *numericRestriction `json:"fsGroup,omitempty"`
 }
 
-// A VolumeRestriction restricts a volume. ForbidEmpty and RequireEmpty are about the list of the pod's volumes.
-type VolumeRestriction struct {
+// A volumeRestriction restricts a volume. ForbidEmpty and RequireEmpty are about the list of the pod's volumes.
+type volumeRestriction struct {
 	CollectionRestriction
-	// Mount restricts each mount of the volume.
-	Mount *MountRestriction `json:"mount,omitempty"`
-	// VolumeType restricts the name of the volume's type, such as configMap.
+	Mount      *mountRestriction          `json:"mount,omitempty"`
 	VolumeType *StringRestriction         `json:"volumeType,omitempty"`
-	HostPath   *HostPathVolumeRestriction `json:"hostPath,omitempty"`
+	HostPath   *hostPathVolumeRestriction `json:"hostPath,omitempty"`
 }
 
-// A MountRestriction restricts a mount of a volume.
-type MountRestriction struct {
-	ReadOnly         *BoolRestriction   `json:"readOnly,omitempty"`
+type mountRestriction struct {
+	ReadOnly         *boolRestriction   `json:"readOnly,omitempty"`
 	MountPropagation *StringRestriction `json:"mountPropagation,omitempty"`
 }
 
-// A HostPathVolumeRestriction restricts hostPath volumes. Both fields are nil in volumes of other types.
-type HostPathVolumeRestriction struct {
+// A hostPathVolumeRestriction restricts hostPath volumes. Both fields are nil in volumes of other types.
+type hostPathVolumeRestriction struct {
 	// Path compares whole segments after cleaning. Whitelist allows its folders and all that is below them. Blacklist
 	// denies its folders, all that is below them, and each folder that contains one of them. A path with .. matches
 	// nothing, and neither does one below the folder of a process in /proc. Other symbolic links are not followed.
@@ -194,27 +184,24 @@ type StringMapRestriction struct {
 	Values       map[string]StringRestriction `json:"values,omitempty"`
 }
 
-// A StringListRestriction restricts a list: each element must match Values, and it must contain all RequiredValues.
-type StringListRestriction struct {
+// A stringListRestriction restricts a list: each element must match Values, and it must contain all RequiredValues.
+type stringListRestriction struct {
 	CollectionRestriction
 	Values         *StringRestriction `json:"values,omitempty"`
 	RequiredValues []string           `json:"requiredValues,omitempty"`
 }
 
-// A NumericRestriction restricts a number, or each number of a list: one of Ranges must contain it.
-type NumericRestriction struct {
+type numericRestriction struct {
 	PointerRestriction
-	Ranges []NumericRange `json:"ranges,omitempty"`
+	Ranges []numericRange `json:"ranges,omitempty"`
 }
 
-// A NumericRange contains its bounds. An absent bound is open.
-type NumericRange struct {
+type numericRange struct {
 	Min *int64 `json:"min,omitempty"`
 	Max *int64 `json:"max,omitempty"`
 }
 
-// A BoolRestriction restricts a boolean. Absent means either.
-type BoolRestriction struct {
+type boolRestriction struct {
 	PointerRestriction
 	Require *bool `json:"require,omitempty"`
 }

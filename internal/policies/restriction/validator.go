@@ -30,8 +30,7 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 	var containers []admission.Container
 	switch s.Stage {
 	case admission.StageAdmission, admission.StageTemplate, admission.StageImageReview:
-		options.From, options.Stage = Admission, s.Stage
-		containers = s.Containers
+		options.From, options.Stage, containers = Admission, s.Stage, s.Containers
 	case admission.StageContainer:
 		if s.Container == nil {
 			return nil
