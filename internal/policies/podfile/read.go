@@ -203,33 +203,29 @@ type Template struct {
 func Templates(object []byte, paths [][]string) ([]Template, error) {
 	var all []Template
 	for _, path := range paths {
-		if err := walk(object, path, "", &all); err != nil {
+		if err := walk(object, path, "", false, &all); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
 }
 
-func walk(value []byte, path []string, at string, all *[]Template) error {
-	if value = bytes.TrimSpace(value); !bytes.HasPrefix(value, []byte("[")) {
-		return walkObject(value, path, at, all)
-	}
+// walk adds the templates in a value. A list in a list is refused, so the depth is limited by the length of the path.
+func walk(value []byte, path []string, at string, inList bool, all *[]Template) error {
 	var list []json.RawMessage
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, &list); err != nil {
-		return NotDecoded(at, "a list")
-	}
-	for i, element := range list {
-		if err := walkObject(bytes.TrimSpace(element), path, fmt.Sprintf("%s[%d]", at, i), all); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// walkObject is walk for a value that is not a list. So the depth is limited by the length of the path.
-func walkObject(value []byte, path []string, at string, all *[]Template) error {
-	switch {
+	var fields map[string]json.RawMessage
+	switch value = bytes.TrimSpace(value); {
 	case len(value) == 0, string(value) == "null":
+		return nil
+	case value[0] == '[' && !inList:
+		if err := kjson.UnmarshalCaseSensitivePreserveInts(value, &list); err != nil {
+			return NotDecoded(at, "a list")
+		}
+		for i, element := range list {
+			if err := walk(element, path, fmt.Sprintf("%s[%d]", at, i), true, all); err != nil {
+				return err
+			}
+		}
 		return nil
 	case value[0] != '{':
 		return NotDecoded(at, "an object")
@@ -240,11 +236,10 @@ func walkObject(value []byte, path []string, at string, all *[]Template) error {
 		*all = append(*all, Template{at, value})
 		return nil
 	}
-	var fields map[string]json.RawMessage
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, &fields); err != nil {
 		return NotDecoded(at, "an object")
 	}
-	return walk(fields[path[0]], path[1:], strings.TrimPrefix(at+"."+path[0], "."), all)
+	return walk(fields[path[0]], path[1:], strings.TrimPrefix(at+"."+path[0], "."), false, all)
 }
 
 // NotDecoded returns the ErrTemplate for a value of an object, without the cause: it can contain values.

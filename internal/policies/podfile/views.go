@@ -86,6 +86,7 @@ func containersOf(s *corev1.PodSpec) []corev1.Container {
 // ephemeralContainers last. The view shares memory with the pod, which must not change afterwards.
 func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 	spec := &p.Spec
+	sc := cmp.Or(spec.SecurityContext, &corev1.PodSecurityContext{})
 	// No kubelet runs the copy of a static pod in the API server. A tenant can write other annotations too.
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	view := admission.Pod{
@@ -101,21 +102,15 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 		HostIPC:               admission.Set(spec.HostIPC),
 		ShareProcessNamespace: pointer(spec.ShareProcessNamespace),
 
-		RestartPolicy:                 text(string(spec.RestartPolicy)),
-		DNSPolicy:                     text(string(spec.DNSPolicy)),
+		RestartPolicy:                 text(spec.RestartPolicy),
+		DNSPolicy:                     text(spec.DNSPolicy),
 		TerminationGracePeriodSeconds: pointer(spec.TerminationGracePeriodSeconds),
 		ActiveDeadlineSeconds:         pointer(spec.ActiveDeadlineSeconds),
 		NodeSelector:                  admission.Set(spec.NodeSelector),
 		AutomountServiceAccountToken:  pointer(spec.AutomountServiceAccountToken),
 
-		SupplementalGroups: admission.Absent[[]int64](),
-		FSGroup:            admission.Absent[int64](),
-	}
-	if sc := spec.SecurityContext; sc != nil {
-		view.FSGroup = pointer(sc.FSGroup)
-		if len(sc.SupplementalGroups) > 0 {
-			view.SupplementalGroups = admission.Set(sc.SupplementalGroups)
-		}
+		SupplementalGroups: unless(len(sc.SupplementalGroups) == 0, sc.SupplementalGroups),
+		FSGroup:            pointer(sc.FSGroup),
 	}
 	all, volumes := make([]admission.Volume, 0, len(spec.Volumes)), make(map[string]volume, len(spec.Volumes))
 	for i := range spec.Volumes {
@@ -141,17 +136,13 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
 	volumes map[string]volume,
 ) admission.Container {
-	pod, own := spec.SecurityContext, c.SecurityContext
-	if pod == nil {
-		pod = &corev1.PodSecurityContext{}
-	}
-	if own == nil {
-		own = &corev1.SecurityContext{}
-	}
+	pod := cmp.Or(spec.SecurityContext, &corev1.PodSecurityContext{})
+	own := cmp.Or(c.SecurityContext, &corev1.SecurityContext{})
+	caps := cmp.Or(own.Capabilities, &corev1.Capabilities{})
 	// The values of the container come before those of the pod.
 	view := admission.Container{
 		Name: c.Name, Kind: admission.Set(kind),
-		Image: text(c.Image), ImagePullPolicy: text(string(c.ImagePullPolicy)),
+		Image: text(c.Image), ImagePullPolicy: text(c.ImagePullPolicy),
 
 		Privileged:               pointer(own.Privileged),
 		ReadOnlyRootFilesystem:   pointer(own.ReadOnlyRootFilesystem),
@@ -159,16 +150,13 @@ func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
 		RunAsNonRoot:             pointer(cmp.Or(own.RunAsNonRoot, pod.RunAsNonRoot)),
 		RunAsUser:                pointer(cmp.Or(own.RunAsUser, pod.RunAsUser)),
 		RunAsGroup:               pointer(cmp.Or(own.RunAsGroup, pod.RunAsGroup)),
-		CapabilitiesAdd:          admission.Absent[[]string](),
-		CapabilitiesDrop:         admission.Absent[[]string](),
+		CapabilitiesAdd:          capabilities(caps.Add),
+		CapabilitiesDrop:         capabilities(caps.Drop),
 		SELinux:                  admission.Absent[admission.SELinux](),
 		Mounts:                   admission.Set(mountsOf(c, volumes)),
 	}
 	if own.AllowPrivilegeEscalation != nil {
 		view.AllowPrivilegeEscalation = admission.Set(*own.AllowPrivilegeEscalation)
-	}
-	if caps := own.Capabilities; caps != nil {
-		view.CapabilitiesAdd, view.CapabilitiesDrop = capabilities(caps.Add), capabilities(caps.Drop)
 	}
 	if o := cmp.Or(own.SELinuxOptions, pod.SELinuxOptions); o != nil {
 		view.SELinux = admission.Set(admission.SELinux{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level})
@@ -177,29 +165,27 @@ func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
 }
 
 func capabilities(list []corev1.Capability) admission.Value[[]string] {
-	if len(list) == 0 {
-		return admission.Absent[[]string]()
+	var names []string
+	for _, c := range list {
+		names = append(names, string(c))
 	}
-	names := make([]string, len(list))
-	for i, c := range list {
-		names[i] = string(c)
+	return unless(names == nil, names)
+}
+
+// unless returns the value of a field that the pod sets, unless it is absent.
+func unless[T any](absent bool, v T) admission.Value[T] {
+	if absent {
+		return admission.Absent[T]()
 	}
-	return admission.Set(names)
+	return admission.Set(v)
 }
 
 func pointer[T any](p *T) admission.Value[T] {
-	if p == nil {
-		return admission.Absent[T]()
-	}
-	return admission.Set(*p)
+	var none T
+	return unless(p == nil, *cmp.Or(p, &none))
 }
 
-func text(s string) admission.Value[string] {
-	if s == "" {
-		return admission.Absent[string]()
-	}
-	return admission.Set(s)
-}
+func text[S ~string](s S) admission.Value[string] { return unless(s == "", string(s)) }
 
 type volume struct {
 	view     admission.Volume
@@ -253,14 +239,10 @@ func mountsOf(c *corev1.Container, volumes map[string]volume) []admission.Mount 
 	all := make([]admission.Mount, 0, len(c.VolumeMounts)+len(c.VolumeDevices))
 	add := func(name, path string, readOnly bool, propagation *corev1.MountPropagationMode) {
 		v := volumes[name] // a volume that the pod does not have is unknown
-		mount := admission.Mount{
-			Volume: v.view, Path: absolute(path),
-			ReadOnly: admission.Set(readOnly || v.readOnly), Propagation: admission.Absent[string](), Image: v.image,
-		}
-		if propagation != nil {
-			mount.Propagation = admission.Set(string(*propagation))
-		}
-		all = append(all, mount)
+		all = append(all, admission.Mount{
+			Volume: v.view, Path: "/" + strings.TrimPrefix(path, "/"), ReadOnly: admission.Set(readOnly || v.readOnly),
+			Propagation: pointer((*string)(propagation)), Image: v.image,
+		})
 	}
 	for _, m := range c.VolumeMounts {
 		add(m.Name, m.MountPath, m.ReadOnly, m.MountPropagation)
@@ -269,11 +251,4 @@ func mountsOf(c *corev1.Container, volumes map[string]volume) []admission.Mount 
 		add(d.Name, d.DevicePath, false, nil)
 	}
 	return all
-}
-
-func absolute(p string) string {
-	if strings.HasPrefix(p, "/") {
-		return p
-	}
-	return "/" + p
 }

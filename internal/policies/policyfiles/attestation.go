@@ -62,9 +62,7 @@ type kyvernoCondition struct {
 
 func rewriteAttestation(m *strictyaml.Mapping) {
 	m.Rename("type", "predicateType")
-	refuseFields(map[string]string{
-		"name": "names of attestations are for validate, which is not supported yet; remove it",
-	})(m)
+	refuse("name", "names of attestations are for validate, which is not supported yet; remove it")(m)
 }
 
 // attestations returns what each attestation of a rule requires. An attestation without attestors of its own is by

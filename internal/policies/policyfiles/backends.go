@@ -53,7 +53,7 @@ func (s Backends) Warnings() (all []string) {
 	return all
 }
 
-// Log logs the backends that are in use from now on.
+// Log logs the backends.
 func (s Backends) Log(log klog.Logger) {
 	for _, b := range s {
 		log.Info("Image review backend in use", "backend", b.Name, "file", b.File, "defaultAllow", b.DefaultAllow,

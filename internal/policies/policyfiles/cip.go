@@ -1,6 +1,7 @@
 package policyfiles
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -20,8 +21,7 @@ func cipVersions() []string {
 	return []string{"policy.sigstore.dev/v1beta1", "policy.sigstore.dev/v1alpha1"}
 }
 
-// LoadCIP reads policy files: all of them or none. The error joins all errors of all files; each begins with the name
-// of the file, and names the path of the field, its value and what is allowed, and the line. now is for notes.
+// LoadCIP reads policy files: all of them or none; see [strictyaml.Load]. now is for notes.
 func LoadCIP(files []File, now time.Time) (*requirement.Policies, error) {
 	return loadDialect(files, func(data []byte) dialectPolicy { return parseCIP(data, now) })
 }
@@ -105,11 +105,8 @@ func (c *cipCompiler) matchesPods(at *field.Path, list []cipMatch) bool {
 }
 
 func (c *cipCompiler) authority(at *field.Path, a *cipAuthority) []requirementNode {
-	kind, ok := c.Only(at, "must have one of key, keyless and static", []alternative{
-		{Name: "key", Given: a.Key != nil},
-		{Name: "keyless", Given: a.Keyless != nil},
-		{Name: "static", Given: a.Static != nil},
-	})
+	kind, ok := c.Only(at, "must have one of key, keyless and static",
+		given("key keyless static", a.Key != nil, a.Keyless != nil, a.Static != nil))
 	switch {
 	case !ok:
 		return nil
@@ -162,9 +159,8 @@ func (c *cipCompiler) attested(at *field.Path, list *[]cipAttestation, signers [
 		if a.Name == nil || *a.Name == "" {
 			c.Required(at.Child("name"), "must be a name")
 		}
-		statements = append(statements, &requirement.Statement{
-			PredicateType: c.PredicateType(at.Child("predicateType"), a.PredicateType),
-		})
+		predicateType := c.PredicateType(at.Child("predicateType"), a.PredicateType)
+		statements = append(statements, &requirement.Statement{PredicateType: predicateType})
 	}
 	for i := range signers {
 		var all []requirement.Requirement
@@ -177,13 +173,8 @@ func (c *cipCompiler) attested(at *field.Path, list *[]cipAttestation, signers [
 }
 
 func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode {
-	for _, other := range given([]alternative{
-		{"source", a.Source != nil},
-		{"ctlog", a.CTLog != nil},
-		{"rfc3161timestamp", a.RFC3161Timestamp != nil},
-		{"signatureFormat", a.SignatureFormat != nil},
-		{"attestations", a.Attestations != nil},
-	}) {
+	for _, other := range given("source ctlog rfc3161timestamp signatureFormat attestations", a.Source != nil,
+		a.CTLog != nil, a.RFC3161Timestamp != nil, a.SignatureFormat != nil, a.Attestations != nil) {
 		c.Invalid(at.Child(other), other, "must be absent beside static, which no signature decides")
 	}
 	at = at.Child("static")
@@ -225,13 +216,11 @@ func (c *cipCompiler) key(at *field.Path, k *cipKey, common requirement.Signer) 
 		c.Invalid(at.Child("data"), "several PEM blocks", "must be one public key; write an authority for each")
 		return nil
 	}
-	var nodes []requirementNode
-	for _, public := range keys {
-		s := common
-		s.Key = &requirement.Key{Public: public, Hash: hash}
-		nodes = append(nodes, signedBy(at, s))
+	if len(keys) == 0 {
+		return nil
 	}
-	return nodes
+	common.Key = &requirement.Key{Public: keys[0], Hash: hash}
+	return []requirementNode{signedBy(at, common)}
 }
 
 func (c *cipCompiler) keyless(at *field.Path, k *cipKeyless, common requirement.Signer) []requirementNode {
@@ -340,41 +329,30 @@ type cipStatic struct {
 	Message string  `json:"message"`
 }
 
-// trustRoots is what to do instead of a reference to a TrustRoot.
-const trustRoots = "references to a TrustRoot are not supported; remove it, and add the content to the file " +
-	"trustedRoot of the configuration of pullgate-policyd"
-
 func cipDecoder() *strictyaml.Decoder {
-	noTrustRoot := refuseFields(map[string]string{"trustRootRef": trustRoots})
+	noTrustRoot := refuse("trustRootRef", "references to a TrustRoot are not supported; remove it, and add the content "+
+		"to the file trustedRoot of the configuration of pullgate-policyd")
 	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[cipDocument](): ignoreServerFields,
 		reflect.TypeFor[cipSpec]():     refuseCIPPolicy,
-		reflect.TypeFor[cipMatch](): refuseFields(map[string]string{
-			"selector": "selectors of labels are not supported; remove it, or write the policy as a ClusterPolicy of " +
-				"kyverno.io/v1 with namespaces",
-		}),
+		reflect.TypeFor[cipMatch](): refuse("selector", "selectors of labels are not supported; remove it, or write the "+
+			"policy as a ClusterPolicy of kyverno.io/v1 with namespaces"),
 		reflect.TypeFor[cipAttestation](): refuseCIPPolicy,
-		reflect.TypeFor[cipKey](): refuseFields(map[string]string{
-			"kms": "KMS is not supported, because only the registry is asked; write the public key in data, as cosign " +
-				"public-key --key prints it",
-			"secretRef": "references to Secrets are not supported; write the content of the Secret in data",
-		}),
+		reflect.TypeFor[cipKey](): refuse("kms", "KMS is not supported, because only the registry is asked; write the "+
+			"public key in data, as cosign public-key --key prints it",
+			"secretRef", "references to Secrets are not supported; write the content of the Secret in data"),
 		reflect.TypeFor[cipKeyless](): noTrustRoot, reflect.TypeFor[cipLog](): noTrustRoot,
 		reflect.TypeFor[cipTimestamp](): noTrustRoot,
-		reflect.TypeFor[cipSource](): refuseFields(map[string]string{
-			"signaturePullSecrets": "not supported; pullgate-policyd uses the credentials that the field credentials of its " +
-				"configuration selects",
-			"tagPrefix": "not supported; signatures are found by the names that cosign gives them",
-		}),
+		reflect.TypeFor[cipSource](): refuse("signaturePullSecrets", "not supported; pullgate-policyd uses the credentials "+
+			"that the field credentials of its configuration selects",
+			"tagPrefix", "not supported; signatures are found by the names that cosign gives them"),
 	}}
 }
 
 func refuseCIPPolicy(m *strictyaml.Mapping) {
 	policy, _ := m.Fields["policy"].(map[any]any)
-	language, ok := map[string]string{"cue": "CUE", "rego": "Rego"}[fmt.Sprint(policy["type"])]
-	if !ok {
-		language = "policies in a language"
-	}
-	refuseFields(map[string]string{"policy": "not supported: " + language + "; write who must sign in authorities, or " +
-		"in a ClusterPolicy of kyverno.io/v1 with count"})(m)
+	language := cmp.Or(map[string]string{"cue": "CUE", "rego": "Rego"}[fmt.Sprint(policy["type"])],
+		"policies in a language")
+	refuse("policy", "not supported: "+language+"; write who must sign in authorities, or in a ClusterPolicy of "+
+		"kyverno.io/v1 with count")(m)
 }

@@ -103,14 +103,16 @@ func ignoreServerFields(m *strictyaml.Mapping) {
 	}
 }
 
-// refuseFields returns a rewrite that reports fields of a mapping that exist in the dialect and are not supported, with
-// what to do instead.
-func refuseFields(instead map[string]string) func(*strictyaml.Mapping) {
+// refuse returns a rewrite that reports fields of the dialect that are not supported: names, separated by spaces, and
+// after them the text that says what to do instead.
+func refuse(namesAndTexts ...string) func(*strictyaml.Mapping) {
 	return func(m *strictyaml.Mapping) {
-		for name, text := range instead {
-			if _, ok := m.Fields[name]; ok {
-				m.Errorf(name, "%s", text)
-				delete(m.Fields, name)
+		for pair := range slices.Chunk(namesAndTexts, 2) {
+			for name := range strings.FieldsSeq(pair[0]) {
+				if _, ok := m.Fields[name]; ok {
+					m.Errorf(name, "%s", pair[1])
+					delete(m.Fields, name)
+				}
 			}
 		}
 	}
@@ -148,23 +150,19 @@ func (c *checker) header(apiVersion, kind string, versions []string, wantKind, n
 	}
 }
 
-type alternative struct {
-	Name  string
-	Given bool
-}
-
-func given(all []alternative) (names []string) {
-	for _, a := range all {
-		if a.Given {
-			names = append(names, a.Name)
+// given returns those of the names, separated by spaces, whose fields are present.
+func given(names string, present ...bool) (found []string) {
+	for i, name := range strings.Fields(names) {
+		if present[i] {
+			found = append(found, name)
 		}
 	}
-	return names
+	return found
 }
 
-// Only returns the name of the alternative that is given; ok is false, and an error reported, unless exactly one is.
-func (c *checker) Only(at *field.Path, allowed string, all []alternative) (name string, ok bool) {
-	switch names := given(all); len(names) {
+// Only returns the only name of the alternatives that are given; ok is false, and an error reported, otherwise.
+func (c *checker) Only(at *field.Path, allowed string, names []string) (name string, ok bool) {
+	switch len(names) {
 	case 0:
 		c.Required(at, allowed)
 	case 1:

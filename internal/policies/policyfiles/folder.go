@@ -28,7 +28,7 @@ const (
 // A File is a policy file that was read.
 type File = restriction.File
 
-// contents are what the paths hold at one moment. Errors are a part of them.
+// contents are what the paths hold at one moment, including errors.
 type contents struct {
 	files               []File
 	ignored             []string
@@ -42,18 +42,10 @@ func scan(p Paths) *contents {
 	for try := 1; !stable && try < scanTries; try++ {
 		c, stable = scanFolder(p)
 	}
-	for _, f := range []struct {
-		path string
-		data *[]byte
-	}{{p.NamespaceLabels, &c.labels}, {p.TrustedRoot, &c.trustedRoot}} {
-		if f.path == "" {
-			continue
-		}
-		var err error
-		if *f.data, err = readOther(f.path, p.AnyOwner); err != nil {
-			c.errs = append(c.errs, err)
-		}
-	}
+	var labelsErr, rootErr error
+	c.labels, labelsErr = readOther(p.NamespaceLabels, p.AnyOwner)
+	c.trustedRoot, rootErr = readOther(p.TrustedRoot, p.AnyOwner)
+	c.errs = slices.DeleteFunc(append(c.errs, labelsErr, rootErr), func(err error) bool { return err == nil })
 	return c
 }
 
@@ -193,8 +185,7 @@ func read(f *os.File, limit int, anyOwner bool) ([]byte, error) {
 	return content, err
 }
 
-// checkFolder returns an error if another user than root, and than that of the process, can change the files of a
-// folder; see Paths.Volume.
+// checkFolder is checkOwner for a folder; see Paths.Volume.
 func checkFolder(root *os.Root, folder fs.FileInfo, volume bool) error {
 	if volume {
 		if data, err := root.Stat("..data"); err == nil {
@@ -215,7 +206,6 @@ func checkOwner(info fs.FileInfo) error {
 	return nil
 }
 
-// checkUser returns an error if another user owns a file or a folder.
 func checkUser(info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {

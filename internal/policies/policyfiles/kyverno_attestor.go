@@ -71,11 +71,9 @@ func (c *kyvernoCompiler) countedTwice(nodes []requirementNode, count int) {
 }
 
 func (c *kyvernoCompiler) entry(at *field.Path, e *kyvernoEntry, repository string, depth int) []requirementNode {
-	kind, ok := c.Only(at, "must have one of keys (or staticKey), keyless and attestor (or attestors)", []alternative{
-		{Name: e.Written.Name("keys"), Given: e.Keys != nil},
-		{Name: e.Written.Name("keyless"), Given: e.Keyless != nil},
-		{Name: e.Written.Name("attestor"), Given: e.Attestor != nil},
-	})
+	names := e.Written.Name("keys") + " keyless " + e.Written.Name("attestor")
+	kind, ok := c.Only(at, "must have one of keys (or staticKey), keyless and attestor (or attestors)",
+		given(names, e.Keys != nil, e.Keyless != nil, e.Attestor != nil))
 	if !ok {
 		return nil
 	}

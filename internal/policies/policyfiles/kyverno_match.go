@@ -41,11 +41,11 @@ func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (s requirement.S
 }
 
 func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKinds bool) [][]requirement.Namespaces {
-	switch names := given([]alternative{{"any", m.Any != nil}, {"all", m.All != nil}, {"", m.Resources != nil}}); {
-	case len(names) == 0:
+	switch n := len(given("any all resources", m.Any != nil, m.All != nil, m.Resources != nil)); {
+	case n == 0:
 		c.Required(at, "must have any, all or resources")
 		return nil
-	case len(names) > 1:
+	case n > 1:
 		c.Invalid(at, "any, all, resources", "must have one of them")
 		return nil
 	case m.Resources != nil:

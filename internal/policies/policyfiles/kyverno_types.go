@@ -123,35 +123,26 @@ const (
 func kyvernoDecoder() *strictyaml.Decoder {
 	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[kyvernoDocument](): ignoreServerFields,
-		reflect.TypeFor[kyvernoSpec](): refuseFields(map[string]string{
-			"validationFailureActionOverrides": "not supported; write one policy for each action, with namespaces in match",
-		}),
-		reflect.TypeFor[kyvernoRule]():         rewriteRule,
-		reflect.TypeFor[kyvernoMatch]():        refuseAll(onlyCluster, "subjects", "roles", "clusterRoles"),
-		reflect.TypeFor[kyvernoFilter]():       refuseAll(onlyCluster, "subjects", "roles", "clusterRoles"),
-		reflect.TypeFor[kyvernoResources]():    refuseSelectors,
+		reflect.TypeFor[kyvernoSpec](): refuse("validationFailureActionOverrides",
+			"not supported; write one policy for each action, with namespaces in match"),
+		reflect.TypeFor[kyvernoRule]():   rewriteRule,
+		reflect.TypeFor[kyvernoMatch]():  refuse("subjects roles clusterRoles", onlyCluster),
+		reflect.TypeFor[kyvernoFilter](): refuse("subjects roles clusterRoles", onlyCluster),
+		reflect.TypeFor[kyvernoResources](): refuse("name names annotations selector",
+			"not supported; use kinds and namespaces",
+			"namespaceSelector", "not supported; write the names in namespaces", "operations", onlyCluster),
 		reflect.TypeFor[kyvernoVerification](): rewriteVerification,
-		reflect.TypeFor[kyvernoAttestors](): refuseFields(map[string]string{
-			"match": "belongs to the rule, beside verifyImages; remove it here",
-		}),
+		reflect.TypeFor[kyvernoAttestors](): refuse("match",
+			"belongs to the rule, beside verifyImages; remove it here"),
 		reflect.TypeFor[kyvernoAttestation](): rewriteAttestation,
 		reflect.TypeFor[kyvernoEntry]():       rewriteEntry,
 		reflect.TypeFor[kyvernoKey]():         rewriteStaticKey,
 	}}
 }
 
-// refuseAll is refuseFields with one text.
-func refuseAll(instead string, names ...string) func(*strictyaml.Mapping) {
-	all := map[string]string{}
-	for _, name := range names {
-		all[name] = instead
-	}
-	return refuseFields(all)
-}
-
 func rewriteRule(m *strictyaml.Mapping) {
-	refuseAll(notYet, "mutate", "validate", "generate", "preconditions", "celPreconditions", "context")(m)
-	refuseFields(map[string]string{"imagePaths": "belongs to verifyImages; move it there"})(m)
+	refuse("mutate validate generate preconditions celPreconditions context", notYet,
+		"imagePaths", "belongs to verifyImages; move it there")(m)
 	_, isList := m.Fields["imageVerify"].([]any)
 	_, isMapping := m.Fields["verifyImages"].(map[any]any)
 	_, both := m.Fields["imageVerify"]
@@ -163,40 +154,29 @@ func rewriteRule(m *strictyaml.Mapping) {
 	}
 }
 
-func refuseSelectors(m *strictyaml.Mapping) {
-	refuseAll("not supported; use kinds and namespaces", "name", "names", "annotations", "selector")(m)
-	refuseFields(map[string]string{
-		"namespaceSelector": "not supported; write the names in namespaces", "operations": onlyCluster,
-	})(m)
-}
-
 func rewriteVerification(m *strictyaml.Mapping) {
 	m.Rename("images", "imageReferences")
 	m.Rename("digestVerify", "verifyDigest")
 	m.Rename("digestMutate", "mutateDigest")
 	m.Rename("attestions", "attestations")
-	refuseAll(notYet, "mutate", "validate")(m)
-	refuseAll("not supported; write an entry of attestors", "key", "roots", "subject", "issuer", "additionalExtensions")(m)
-	refuseFields(map[string]string{
-		"skipImageReferences": "not supported; write imageReferences that do not match these images",
-		"imageRegistryCredentials": "not supported; pullgate-policyd uses the credentials that the field credentials of " +
+	refuse("mutate validate", notYet,
+		"key roots subject issuer additionalExtensions", "not supported; write an entry of attestors",
+		"skipImageReferences", "not supported; write imageReferences that do not match these images",
+		"imageRegistryCredentials", "not supported; pullgate-policyd uses the credentials that the field credentials of "+
 			"its configuration selects",
-		"annotations": "annotations of signatures are not supported; remove it",
-		"image":       "not supported; write imageReferences",
-	})(m)
+		"annotations", "annotations of signatures are not supported; remove it",
+		"image", "not supported; write imageReferences")(m)
 }
 
 func rewriteEntry(m *strictyaml.Mapping) {
 	m.Rename("staticKey", "keys")
 	m.Rename("attestors", "attestor")
-	refuseFields(map[string]string{
-		"certificates": "certificates are not supported; write the public key of the certificate in keys.publicKeys",
-		"annotations":  "annotations of signatures are not supported; remove it",
-	})(m)
+	refuse("certificates", "certificates are not supported; write the public key of the certificate in keys.publicKeys",
+		"annotations", "annotations of signatures are not supported; remove it")(m)
 	if v, ok := m.Fields["keyless"]; ok && v == nil {
 		before := len(m.Fields)
-		refuseAll("belongs below keyless; indent it", "subject", "subjectRegExp", "issuer", "issuerRegExp", "roots",
-			"additionalExtensions", "rekor", "ctlog")(m)
+		refuse("subject subjectRegExp issuer issuerRegExp roots additionalExtensions rekor ctlog",
+			"belongs below keyless; indent it")(m)
 		if len(m.Fields) < before {
 			delete(m.Fields, "keyless") // its error would be that it has no value
 		}
@@ -205,9 +185,7 @@ func rewriteEntry(m *strictyaml.Mapping) {
 
 func rewriteStaticKey(m *strictyaml.Mapping) {
 	m.Rename("key", "publicKeys")
-	refuseFields(map[string]string{
-		"kms": "KMS is not supported, because only the registry is asked; write the public key in publicKeys, as " +
-			"cosign public-key --key prints it",
-		"secret": "references to Secrets are not supported; write the public key in publicKeys",
-	})(m)
+	refuse("kms", "KMS is not supported, because only the registry is asked; write the public key in publicKeys, as "+
+		"cosign public-key --key prints it",
+		"secret", "references to Secrets are not supported; write the public key in publicKeys")(m)
 }

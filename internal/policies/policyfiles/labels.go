@@ -17,7 +17,11 @@ import (
 
 const maxOther = 16 << 20
 
+// readOther reads the file at a path; nil if the path is "".
 func readOther(path string, anyOwner bool) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // see readIn
 	if err != nil {
 		return nil, err

@@ -89,19 +89,19 @@ func (c *contents) decode(p Paths) (*Set, error) {
 
 // A Watcher reads paths again when their content has changed. It is for one goroutine at a time.
 type Watcher struct {
-	paths Paths
-	// decoded are the contents that Load or Poll returned last, valid or not, and pending others that Poll saw first.
-	decoded, pending [sha256.Size]byte
+	paths            Paths
+	decoded, pending [sha256.Size]byte // what Load or Poll returned last, valid or not, and what Poll saw last
 }
 
 // Load reads paths now, as Read does. The following calls of Poll read these paths, also after an error.
 func (w *Watcher) Load(p Paths) (*Set, error) {
-	w.paths = p
-	w.decoded, w.pending = [sha256.Size]byte{}, [sha256.Size]byte{}
+	*w = Watcher{paths: p}
 	if p.Folder == "" {
 		return nil, nil //nolint:nilnil // no folder is not an error
 	}
-	return w.decode(scan(p))
+	c := scan(p)
+	w.decoded = c.sum()
+	return c.decode(p)
 }
 
 // Poll reads the paths of the last Load. If their content differs from what Load or Poll returned last, and was the
@@ -111,20 +111,12 @@ func (w *Watcher) Poll() (set *Set, changed bool, err error) {
 		return nil, false, nil
 	}
 	c := scan(w.paths)
-	switch sum := c.sum(); sum {
-	case w.decoded:
-		w.pending = sum
-		return nil, false, nil
-	case w.pending:
-		set, err = w.decode(c)
-		return set, true, err
-	default:
+	sum := c.sum()
+	if sum == w.decoded || sum != w.pending {
 		w.pending = sum
 		return nil, false, nil
 	}
-}
-
-func (w *Watcher) decode(c *contents) (*Set, error) {
-	w.decoded = c.sum()
-	return c.decode(w.paths)
+	w.decoded = sum
+	set, err = c.decode(w.paths)
+	return set, true, err
 }

@@ -75,7 +75,6 @@ type TestedPod struct {
 // A TestViolation is one field that does not match a policy.
 type TestViolation struct {
 	restriction.Violation
-
 	Message string `json:"message"`
 }
 
@@ -92,7 +91,7 @@ func (p *Tester) Test(pods []TestPod) *TestResult {
 	return r
 }
 
-// test judges a pod as a whole at admission, and at a node once for its sandbox and once for each container.
+// test judges a pod as a whole at admission, and at a node its sandbox and each container.
 func (p *Tester) test(pod TestPod) TestedPod {
 	t := TestedPod{
 		File: pod.File, Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name, Admitted: true,
