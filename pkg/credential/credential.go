@@ -25,8 +25,7 @@ func (redacted) MarshalText() ([]byte, error) { return []byte(redaction), nil }
 // A Credential is what a pull sends to a registry, in canonical form. The zero value is anonymous: it sends nothing. It
 // cannot be printed, logged or marshalled.
 //
-// A closure contains the content, because the fmt package walks unexported fields, and follows pointers to them, under
-// verbs that a type does not expect.
+// A closure contains the content, because the fmt package walks unexported fields.
 type Credential struct {
 	redacted
 

@@ -1,9 +1,8 @@
 // Package credential implements IDs of credentials, which may be stored and shown, and the matching of docker
 // configurations to images.
 //
-// An ID is the HMAC-SHA256 of the credential under a random key of the node. Without the key, an attacker cannot test
-// passwords against it, and two nodes have different IDs for one credential. The hash is of a canonical form, the
-// credential as the runtime uses it, so that all forms in which one credential can be sent have one ID.
+// An ID is the HMAC-SHA256 of the credential under a random key of the node, so that without the key nobody can test
+// passwords against it. The hash is of a canonical form: all forms in which one credential can be sent have one ID.
 //
 // Docker configurations, as in pull secrets and the node's own files, are parsed and matched to images as kubelets do:
 // a [SealedKeyring] returns the IDs of the credentials that a kubelet would send, in its order. It keeps no credential

@@ -8,10 +8,9 @@ import (
 	"strings"
 )
 
+// The bounds of a payload: bytes, as of a Secret, and entries.
 const (
-	// MaxPayload is the size in bytes of the largest payload that is parsed: the maximum size of a Secret.
 	MaxPayload = 1 << 20
-	// MaxEntries is how many entries a payload may have.
 	MaxEntries = 4096
 )
 
@@ -54,15 +53,13 @@ func parse(payload []byte, k Key, file any, found *auths) (Sealed, error) {
 	return newSealed(entries), nil
 }
 
-// auths is a JSON object of entries, by what they are for. It stops at MaxEntries, so that the memory for a payload
-// stays near its size.
+// auths is a JSON object of entries. It stops at MaxEntries, so that the memory for a payload stays near its size.
 type auths struct {
 	byKey map[string]account
 	many  bool
 }
 
-// UnmarshalJSON adds the entries of an object to the existing ones; encoding/json calls it once for each occurrence of
-// the field.
+// UnmarshalJSON adds the entries of an object to the existing ones: the field may occur more than once.
 func (a *auths) UnmarshalJSON(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	switch t, err := d.Token(); {

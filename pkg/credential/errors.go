@@ -3,8 +3,7 @@ package credential
 import "errors"
 
 // ErrMalformed means that a kubelet would refuse a docker configuration as a whole: it is not JSON of the expected
-// form, or one of its entries has an auth that is not base64 of "username:password". The error contains nothing of the
-// content.
+// form, or one of its entries has an auth that is not base64 of "username:password".
 var ErrMalformed = errors.New("credential: docker configuration malformed")
 
 // ErrTooLarge means that a docker configuration exceeds MaxPayload or MaxEntries.

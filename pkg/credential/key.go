@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"strings"
 	"syscall"
@@ -19,8 +18,7 @@ import (
 // ErrDamagedKey is the error of LoadKey for a file that does not contain a key.
 var ErrDamagedKey = errors.New("credential: key file damaged")
 
-// ErrExposedKey is the error of LoadKey for a file that users other than its owner may read or write: they may know the
-// key, or have chosen it.
+// ErrExposedKey is the error of LoadKey for a file that users other than its owner may read or write.
 var ErrExposedKey = errors.New("credential: key file exposed")
 
 const keySize = sha256.Size
@@ -29,8 +27,7 @@ const keySize = sha256.Size
 // credential. It may be stored and shown.
 type ID string
 
-// A Key is the random key of a node. It cannot be printed, logged or marshalled. The zero value has no
-// key and must not be used.
+// A Key is the random key of a node. It cannot be printed, logged or marshalled. The zero value must not be used.
 type Key struct {
 	redacted
 
@@ -44,15 +41,11 @@ func NewKey() Key {
 	return Key{reveal: func() []byte { return key }}
 }
 
-// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is no file: call CreateKey once, and
-// LoadKey from then on. It is ErrDamagedKey if the file contains something else, and ErrExposedKey if users other than
-// its owner have access to it.
+// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is no file, ErrDamagedKey if it
+// contains something else, and ErrExposedKey if users other than its owner have access to it.
 func LoadKey(path string) (Key, error) {
 	// Without O_NONBLOCK, opening a named pipe would wait for a writer without a limit.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Key{}, fmt.Errorf("load the node's key, which CreateKey makes: %w", err)
-	}
 	if err != nil {
 		return Key{}, fmt.Errorf("load the node's key: %w", err)
 	}
@@ -106,8 +99,7 @@ func (k Key) ID(c Credential) ID {
 }
 
 // NamespaceID returns the ID for the credentials that the runtime itself holds for the pods of a namespace, "" for no
-// namespace. It is never the ID of a [Credential]: a canonical form begins with the length of a user name, and no user
-// name is as long as the text here would mean.
+// namespace. It is never the ID of a [Credential], whose canonical form begins with the length of a user name.
 func (k Key) NamespaceID(namespace string) ID {
 	if namespace == "" {
 		return ""

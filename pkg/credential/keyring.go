@@ -34,8 +34,7 @@ func NewSealed(patterns []string, id ID) Sealed {
 	return newSealed(entries)
 }
 
-// newSealed orders the keys in reverse, so that of two keys with the same beginning the longer, more specific one is
-// first.
+// newSealed orders the keys in reverse: of two keys with the same beginning the longer, more specific one is first.
 func newSealed(entries []entry) Sealed {
 	if len(entries) == 0 {
 		return Sealed{}
@@ -66,19 +65,15 @@ func (s Sealed) Size() int {
 // A SealedKeyring contains the pull secrets of one pod, in the order in which the pod names them.
 type SealedKeyring []Sealed
 
-// A SealedOffer is the ID of a credential that would be sent. From is the index of its Sealed in the
-// keyring.
+// A SealedOffer is the ID of a credential that would be sent. From is the index of its Sealed in the keyring.
 type SealedOffer struct {
 	ID   ID
 	From int
 }
 
 // Lookup returns the credentials that a kubelet would try for an image of this repository (docker.io/library/busybox),
-// in the kubelet's order: the most specific pattern first, then in the order of the Secrets; within one Secret that has
-// a registry twice, in any order. It omits entries that send nothing, and repetitions of a credential of the same
-// Sealed.
-//
-// The pull need not be anonymous without a result: the node may have credentials, and some Secret may not be read.
+// in the kubelet's order: the most specific pattern first, then in the order of the Secrets. It omits entries that send
+// nothing, and repetitions of a credential of the same Sealed.
 func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 	offers, _ := k.search(repository, math.MaxInt, math.MaxInt)
 	return offers

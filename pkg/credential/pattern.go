@@ -7,21 +7,17 @@ import (
 	"strings"
 )
 
-// maxPattern bounds the length of stored patterns. An image repository has at most 255 bytes, and a glob needs few
-// more.
-const maxPattern = 512
-
-// defaultRegistry is docker's name of its own registry in a configuration; names of images from it begin with
-// docker.io/….
-const defaultRegistry = "index.docker.io"
+const (
+	maxPattern      = 512               // bytes; an image repository has at most 255
+	defaultRegistry = "index.docker.io" // docker's name of its own registry in a configuration
+)
 
 type pattern struct {
 	// key is host and path without scheme; it orders patterns.
 	key string
 	// host may have wildcards, each within one component; port and path have none.
 	host, port, path string
-	// broken means that key is not the host and path of a URL. It matches only as the literal name of the default
-	// registry.
+	// broken means that key is not the host and path of a URL. It matches only as the literal default registry.
 	broken bool
 }
 

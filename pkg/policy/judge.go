@@ -3,12 +3,9 @@ package policy
 // A Verdict is the answer to "may this pod use this image?".
 type Verdict uint8
 
-// The zero value is the safe one.
+// The verdicts.
 const (
-	// Reverify means that the pod has to prove access before it may use the image. Callers hide the image or deny the
-	// call.
-	Reverify Verdict = iota
-	// Allow means that the pod may use the image as it is.
+	Reverify Verdict = iota // the pod has to prove access first: callers hide the image or deny the call
 	Allow
 )
 
@@ -51,10 +48,10 @@ func Reasons() []Reason {
 	}
 }
 
-// An Exemption reports whether a pod is exempt for every image.
+// An Exemption says whether and why a pod may use every image.
 type Exemption uint8
 
-// The zero value is not exempt.
+// The exemptions.
 const (
 	NotExempt Exemption = iota
 	StaticPod

@@ -19,8 +19,7 @@ import (
 // A Request asks whether a pod may use an image under a name.
 type Request struct {
 	Pod Pod
-	// Name is the requested name. If it is empty, one repository of the image that allows the pod is enough (a CRI before
-	// 1.28 does not report the name when a container is created).
+	// Name is the requested name. If it is empty, one repository of the image that allows the pod is enough.
 	Name imageref.Ref
 	// Image is the image to which the runtime resolves the name now.
 	Image Image
@@ -33,14 +32,12 @@ type Request struct {
 	Secrets []Secret
 	// Except is a repository that is not considered; "" excludes none.
 	Except string
-	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. The
-	// tenant that made the checkpoint may have chosen its names, so no name exempts the image from proof or causes a
-	// preloaded mark.
+	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. A tenant
+	// may have chosen its names, so no name exempts the image from proof or causes a preloaded mark.
 	Substituted bool
-	// Using says that the pod uses the image now: a container is being created from it. Only then, and only with a Name,
-	// an Allow that depends only on the policy (NeverVerify, the allowlist, an exemption) leaves a grant. After a change
-	// of the rules a pod therefore keeps only what it has used. Without a Name it is unknown which repository of the image
-	// the pod has used.
+	// Using says that a container is being created from the image now. Only then, and only with a Name, an Allow that
+	// depends only on the policy (NeverVerify, the allowlist, an exemption) leaves a grant: after a change of the rules a
+	// pod keeps only what it has used.
 	Using bool
 	// Unasked says that the registry cannot be reached, or will not be asked: an expired proof counts during the grace.
 	Unasked bool
@@ -55,17 +52,13 @@ type Secret struct {
 // A Verdict is the answer to a [Request], with the facts on which it depends. The zero value denies.
 type Verdict struct {
 	policy.Decision
-	// Pair is the judged (image ID, repository).
-	Pair records.Pair
-	// Credential is the ID of the credential on which the verdict depends; "" if there is none.
-	Credential credential.ID
-	// Proved says that a credential of the request proves access, independent of the reason of the verdict. A pod with a
-	// grant may present a credential that does not prove access.
+	Pair       records.Pair  // that was judged
+	Credential credential.ID // on which the verdict depends; "" if there is none
+	// Proved says that a credential of the request proves access, whatever the reason of the verdict.
 	Proved bool
 	// InGrace says that the credential proves access by an expired proof, because the registry is not asked.
 	InGrace bool
-	// First says that this Allow created the pod's first grant for the pair, or is its first Allow by policy without a
-	// grant.
+	// First says that this Allow created the pod's grant for the pair, or is its first Allow by policy without a grant.
 	First bool
 }
 
@@ -81,8 +74,7 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	return q.choose(func(p records.Pair) Verdict { return t.checkPair(ctx, &q, p) })
 }
 
-// A question is a request with what is worked out once for all its pairs. A judgement that changes nothing does not
-// allocate, so that it has no pointer to the stack.
+// A question is a request with what is worked out once for all its pairs.
 type question struct {
 	Request
 	rules *Rules // SetRules affects all of a judgement or nothing
@@ -119,8 +111,8 @@ func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 	return first
 }
 
-// CheckID judges a name for which the runtime returned an error. The error can reveal which images are present only for
-// an image ID or a prefix of one. For every other name the verdict is Allow, so that the caller can return the error.
+// CheckID judges a name for which the runtime returned an error. For an image ID or a prefix of one, the error can
+// reveal which images are present. For every other name the verdict is Allow.
 func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	if name.Parsed() && !name.MayBeImageID() {
 		return policy.Decision{Verdict: policy.Allow, Reason: policy.Absent}
@@ -133,8 +125,7 @@ func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	return rules.Policy.Judge(e)
 }
 
-// pairsFor yields the pairs for the use of an image under a name: one pair, or without a name one pair for each
-// repository of the image.
+// pairsFor yields the pair of an image and a name, or without a name those of all repositories of the image.
 func pairsFor(name imageref.Ref, img Image) iter.Seq[records.Pair] {
 	return func(yield func(records.Pair) bool) {
 		if !name.Empty() {
@@ -149,8 +140,7 @@ func pairsFor(name imageref.Ref, img Image) iter.Seq[records.Pair] {
 	}
 }
 
-// repositoryOf returns the repository of a name. For a name that does not parse it returns a distinct one that no valid
-// name has.
+// repositoryOf returns the repository of a name, or one that no valid name has if the name does not parse.
 func repositoryOf(name imageref.Ref) string {
 	if name.Parsed() {
 		return name.Repository()
@@ -192,8 +182,7 @@ func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Ve
 
 type progress struct{ scanned, clamped, rotated bool }
 
-// repeated judges a pair. If the verdict has no effect but a later time of use, it notes that time and reports that
-// this was all. Many judgements can do this at the same time.
+// repeated judges a pair under the read lock. It reports whether the verdict has no effect but a time of use.
 func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict, effects, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -208,8 +197,8 @@ func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict,
 	return v, e, true
 }
 
-// grant judges a pair and applies the effects that are in memory. Facts and grants change together under the lock, so
-// that no grant depends on a fact that was revoked.
+// grant judges a pair and applies the effects that are in memory, under the lock, so that no grant depends on a fact
+// that was revoked.
 func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -220,7 +209,7 @@ func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 	}
 	if e.grant {
 		if e.from != (records.SecretRef{}) {
-			e.dependsOn.secrets = append(slices.Clip(e.dependsOn.secrets), e.from)
+			e.dependsOn.Secrets = append(slices.Clip(e.dependsOn.Secrets), e.from)
 		}
 		t.addGrantLocked(q.Pod.UID, p, e.dependsOn)
 	}
@@ -306,10 +295,10 @@ func evaluate(q *question, p records.Pair, f *facts, now time.Time) (j judgement
 	j.effects.grant = leaves && q.Pod.UID != "" && !f.granted
 	j.note = !leaves && q.Pod.UID != "" && !f.granted && !f.noted
 	j.use = f.Record != nil
-	j.dependsOn.reason = j.Reason
+	j.dependsOn.Reason = j.Reason
 	switch j.Reason {
 	case policy.Proved, policy.ProvedInGrace:
-		j.dependsOn = grant{reason: j.Reason, credential: by.credential, secrets: by.secrets, before: by.before}
+		j.dependsOn = grant{Reason: j.Reason, Credential: by.credential, Secrets: by.secrets, Before: by.before}
 		j.from = by.newSecretRef
 	}
 	return j
@@ -336,15 +325,15 @@ func (j *judgement) judge(q *question, f *facts, record *records.Record, now tim
 	j.Proved, j.InGrace, j.Credential = e.Proved || e.InGrace, e.InGrace && !e.Proved, ""
 	switch j.Reason {
 	case policy.Granted:
-		j.Credential = f.grant.credential
+		j.Credential = f.grant.Credential
 	case policy.Proved, policy.ProvedInGrace, policy.ProofExpired:
 		j.Credential = by.credential
 	}
 	return by
 }
 
-// leavesGrant reports whether an Allow for this reason creates a grant. Without a name, a mark leaves none either: a
-// change of the policy could make it not count.
+// leavesGrant reports whether an Allow for this reason creates a grant. Without a name, a mark leaves none: the policy
+// may change.
 func (r *Request) leavesGrant(reason policy.Reason) bool {
 	if r.Name.Empty() {
 		return !byPolicy(reason) && reason != policy.Preloaded
@@ -354,7 +343,7 @@ func (r *Request) leavesGrant(reason policy.Reason) bool {
 
 // allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image a further name
 // (docs/design/0022). So a name for which nothing is proved or marked exempts the image only if the pair has no record,
-// did not come with a create, and every repository on the image is on the allowlist.
+// did not come with a create, and every repository of the image is on the allowlist.
 func (r *Rules) allowlists(f *records.Facts, p records.Pair, img Image) bool {
 	if !r.Policy.Allowlisted(p.Repository) {
 		return false
@@ -362,18 +351,16 @@ func (r *Rules) allowlists(f *records.Facts, p records.Pair, img Image) bool {
 	if f.Mark != nil || f.ProveAccess() {
 		return true
 	}
-	// A name that came with a create is arriving, and then has a record. Another record or mark may be of a name that the
-	// image has lost since.
+	// Another record or mark may be of a name that the image has lost since.
 	if f.Arriving || f.Record != nil || f.OtherRecords || f.OtherMarks {
 		return false
 	}
 	return !slices.ContainsFunc(img.Names, func(n imageref.Ref) bool {
-		return n.Parsed() &&
-			!r.Policy.Allowlisted(n.Repository())
+		return n.Parsed() && !r.Policy.Allowlisted(n.Repository())
 	})
 }
 
-// proofOf returns the proof by a credential that counts for a credential from this Secret, nil if there is none.
+// proofOf returns the proof that counts for a credential from this Secret, nil if there is none.
 func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *records.Proof {
 	if id == "" {
 		return nil
@@ -388,7 +375,7 @@ func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *recor
 }
 
 // rotated looks for a Secret that proved access with a credential that it no longer holds. It returns the record with
-// the present credential, as old as the other one, and the rotation that writes it; nil if there is none.
+// the present one, and the rotation that writes it; nil if there is none.
 func rotated(r *records.Record, secrets []Secret, p records.Pair, now time.Time) (*records.Record, *records.Rotation) {
 	for _, s := range secrets {
 		if !rotates(r, s, secrets) {

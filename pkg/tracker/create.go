@@ -16,17 +16,15 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// maxOrdinary limits the number of images known not to be checkpoints. Above the limit the tracker clears the set and
-// learns them again.
+// maxOrdinary limits the number of images known not to be checkpoints. Above the limit the tracker clears the set.
 const maxOrdinary = 10_000
 
-// A Create is one call that creates containers. It begins before the image is looked up, and ends with exactly one of
-// Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. Only one
-// goroutine uses it.
+// A Create is one call that creates containers. It ends with exactly one of Created, Failed, Restored, Lost and
+// Dropped. Later calls change nothing, so that a caller can defer Lost. Only one goroutine uses it.
 //
 // A runtime that restores a checkpoint may pull and name images meanwhile. An image is ordinary, not a checkpoint,
 // after a container was created from it and not restored. Every other create is on disk before the caller calls the
-// runtime (records.Creation), so that no scan marks what it brings, also after a crash.
+// runtime (records.Creation), so that no scan marks what it brings.
 type Create struct {
 	t        *Tracker
 	restores bool
@@ -34,8 +32,8 @@ type Create struct {
 	key      string // of the image; "" if the image cannot be known to be ordinary
 	note     uint64 // ID of the creation in the store; 0 is none
 	release  func() // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
-	// unwritten says that the end is not on disk yet, and holds scans.
-	unwritten bool
+
+	unwritten bool // the end is not on disk yet, which holds scans
 
 	// Tracker.mu guards the following fields.
 	asked        bool     // From has returned: the runtime may have been called
@@ -59,8 +57,8 @@ func (t *Tracker) BeginCreate(restores bool) *Create {
 }
 
 // From sets the image from which the container is to be created; the zero value is an unknown image. Then the caller
-// may call the runtime. From writes to disk unless the image is ordinary. If that write fails, the create continues and
-// scans mark nothing until it has ended: a full disk must not stop a pod that may use its image.
+// may call the runtime. From writes to disk unless the image is ordinary. If that fails, the create continues, and
+// scans mark nothing until it has ended.
 func (c *Create) From(ctx context.Context, img Image) {
 	if !c.restores {
 		return
@@ -161,9 +159,9 @@ func (c *Create) Failed(ctx context.Context) {
 	c.Restored(ctx)
 }
 
-// Restored ends a create that was restored, or has a container on another image. When it returns, each pair without
-// record and mark that the runtime lists now and did not list before has a record with nothing proved. If these pairs
-// cannot be listed or written, the create counts as Lost. ctx should outlast the call of the client.
+// Restored ends a create that was restored, or has a container on another image. Each pair without record and mark that
+// the runtime lists now and did not list before gets a record with nothing proved. If these pairs cannot be listed or
+// written, the create counts as Lost. ctx should outlast the call of the client.
 func (c *Create) Restored(ctx context.Context) {
 	c.once.Do(func() {
 		t := c.t
@@ -174,11 +172,7 @@ func (c *Create) Restored(ctx context.Context) {
 		t.forgetOrdinary()
 		images, _, err := t.lists.since(ctx, time.Now(), t.idle)
 		if err == nil {
-			var notes []uint64
-			if c.note != 0 {
-				notes = []uint64{c.note}
-			}
-			err = t.settleCreations(notes, pairsOf(images))
+			err = t.settleCreations([]uint64{c.note}, pairsOf(images)) // 0 is the ID of no creation
 		}
 		if err != nil {
 			t.log.Info("Failed to record images that came with a container, will retry in an hour: "+
@@ -271,8 +265,7 @@ func (t *Tracker) pullBeganLocked(repository string) {
 	}
 }
 
-// unsteadyLocked notes that a name of the image may have moved, possibly to a checkpoint. A create without a creation
-// in the store holds scans from now on.
+// unsteadyLocked notes that a name of the image may have moved, possibly to a checkpoint.
 func (c *Create) unsteadyLocked() {
 	if c.restores && !c.unsteady {
 		c.unsteady = true
@@ -299,8 +292,7 @@ func (t *Tracker) forgetOrdinary() {
 	}
 }
 
-// NoteOrdinary notes that a container was created from the image and not restored, so that the image is not a
-// checkpoint.
+// NoteOrdinary notes that a container was created from the image and not restored: the image is not a checkpoint.
 func (t *Tracker) NoteOrdinary(img Image) {
 	if key := ordinaryKey(img); key != "" && len(img.Names) > 0 {
 		t.mu.Lock()
@@ -316,18 +308,15 @@ func ordinaryKey(img Image) string {
 		return ""
 	}
 	digest := ""
-	for _, n := range img.Names {
-		_, d, ok := strings.Cut(n.String(), "@")
-		if ok && digest != "" && d != digest {
-			return ""
-		}
-		if ok {
-			digest = d
-		}
-	}
-	names := make([]string, 0, len(img.Names))
+	var names []string
 	for _, n := range img.Names {
 		names = append(names, n.String())
+		switch _, d, ok := strings.Cut(n.String(), "@"); {
+		case ok && digest != "" && d != digest:
+			return ""
+		case ok:
+			digest = d
+		}
 	}
 	slices.Sort(names)
 	h := sha256.New()
@@ -348,8 +337,7 @@ func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	return err
 }
 
-// SettleCreates ends creations whose answer was lost at least an hour ago. A pair without record and mark that is
-// present by then and was not before gets a record with nothing proved.
+// SettleCreates ends creations whose answer was lost at least an hour ago, like [Create.Restored].
 func (t *Tracker) SettleCreates(ctx context.Context) error {
 	t.writeUnwritten()
 	all, err := t.store.Creations()

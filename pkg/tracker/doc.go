@@ -36,34 +36,21 @@
 // error, a crash or a lost answer an image needs proof. KEP-2535 does not define when records are written; this package
 // writes an intent to disk before the caller calls the runtime, and a record before the caller gets the result.
 //
-// # Order of writes
-//
-// Disk, then memory, then the answer. Proved returns after the record is on disk and the grant is in memory; only then
-// may the caller answer its client.
-//
-// # Preloaded images
+// The order is disk, then memory, then the answer. Proved returns after the record is on disk and the grant is in
+// memory; only then may the caller answer its client.
 //
 // In the KEP an image without a record is preloaded. A missing record is weak evidence, so only a scan sets the durable
-// mark that an image is preloaded. A scan uses a full image list of the runtime that no pull and no removal overlapped
-// (see scan in preload.go).
-//
-// # One judgement
-//
-// evaluate is a pure function of the facts about a pair and the request. Check applies the effects that it returns, and
-// Explain shows them.
+// mark that an image is preloaded, from a full image list of the runtime that no pull and no removal overlapped.
 //
 // # Locks
 //
-// All facts are in memory. The store changes them after a write is on disk.
-//
 // An operation that writes holds Tracker.turn from before it reads the facts that it decides by until its effects are
-// in memory. So a revocation, the end of a pull, a scan and the restoration of a grant never overlap, and nothing has
-// to be decided inside a transaction. A pull that began before a revocation receives its scope, and proves nothing
-// that is in it.
+// in memory. So a revocation, the end of a pull, a scan and the restoration of a grant never overlap. A pull that began
+// before a revocation receives its scope, and proves nothing that is in it.
 //
 // Tracker.mu guards grants. A judgement reads facts and grants under it; one that adds a grant evaluates again
 // under the write lock. A revocation removes the proofs first and then ends the grants under the write lock, so that no
-// grant outlives the proof on which it depends. A judgement that repeats an earlier Allow needs only the read lock.
+// grant outlives the proof on which it depends.
 //
 // Lock order: turn, mu, then usesMu and the lock of the store's facts. Except for turn, none is held during a write to
 // disk or a call to the runtime.

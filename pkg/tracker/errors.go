@@ -8,8 +8,7 @@ import (
 )
 
 var (
-	// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The caller must then not pull: the
-	// image could not be distinguished from a preloaded one.
+	// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The caller must then not pull.
 	ErrNoIntent = errors.New("tracker: pull intent not written")
 	// ErrInUse is returned by [Open] if another process has the store open.
 	ErrInUse = records.ErrInUse
@@ -20,12 +19,10 @@ var (
 	// ErrNotPresent is returned by [Tracker.AcceptMarks] if none of the selected images is on the node.
 	ErrNotPresent = errors.New("tracker: nothing that is selected is on the node")
 	// ErrRivals is returned by [Tracker.AcceptMarks] for a selection by repository only, if one of its images needs proof
-	// under another repository, or has another repository in a distrusted store. A tenant may have given it the name
-	// (docs/design/0009).
+	// under another repository, or has another repository in a distrusted store (docs/design/0009).
 	ErrRivals = errors.New("tracker: the image also has the name of another repository, " +
 		"whose tenant may have given it this one")
-	// ErrProved is returned by [Tracker.AcceptMarks] for a pair to which a credential proved access, unless the operator
-	// included it.
+	// ErrProved is returned by [Tracker.AcceptMarks] for a pair to which a credential proved access.
 	ErrProved = errors.New("tracker: credentials proved access to the image, " +
 		"and accepting it opens it to pods that did not")
 	// ErrChanged is returned by [Tracker.AcceptMarks] if the selection differs from the result of a dry run.
@@ -35,8 +32,7 @@ var (
 	ErrDistrusted = errors.New("tracker: the store is distrusted")
 	// ErrTrusted is returned by [Tracker.EndDistrust] for a store that is not distrusted.
 	ErrTrusted = errors.New("tracker: the store is not distrusted")
-	// ErrBusy is returned by [Tracker.AcceptMarks] for all images while an image is being removed or a container is being
-	// created; both can change the images of the runtime at any moment. Pulls do not cause it.
+	// ErrBusy is returned by [Tracker.AcceptMarks] for all images during a removal or a create. Pulls do not cause it.
 	ErrBusy = errors.New("tracker: an image is being removed or a container is being created; " +
 		"try again when that has ended")
 	// ErrRuntime is returned if the runtime does not return a required image list: for a correction, and by

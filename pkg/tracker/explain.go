@@ -12,24 +12,19 @@ import (
 // An Explanation is the verdict that [Tracker.Check] would return, with all facts on which it depends.
 type Explanation struct {
 	Verdict
-	// Rules are the rules in force.
-	Rules Rules
-	// Evidence is the judged evidence.
+	Rules    Rules // in force
 	Evidence policy.Evidence
 	// Known holds the facts of the store about the pair, before any rotation or mark that Check would write.
-	Known records.Details
-	// Unreadable says why a part of Known cannot be read; nil if all of it can be read.
-	Unreadable error
-	// Grant is the pod's grant for the pair, nil if it has none.
-	Grant *Grant
-	// Statuses are those of the request's Secrets, in their order.
-	Statuses []CredentialStatus
+	Known      records.Details
+	Unreadable error              // why Known cannot be read
+	Grant      *Grant             // of the pod for the pair, nil if it has none
+	Statuses   []CredentialStatus // of the request's Secrets, in their order
 	// Distrust says why no image counts as preloaded; nil if the store is trusted.
 	Distrust *records.Distrust
 }
 
-// Explain judges like Check and has no effect: no grant, mark, rotation, time of use or clamp. Where Check would write
-// before it judges, Explain judges as if it had written.
+// Explain judges like Check and has no effect. Where Check would write before it judges, Explain judges as if it had
+// written.
 func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 	q := t.question(r)
 	all := map[records.Pair]Explanation{}
@@ -68,10 +63,10 @@ func (t *Tracker) explainPair(ctx context.Context, q *question, p records.Pair) 
 
 func (t *Tracker) wouldMark(ctx context.Context, p records.Pair) bool {
 	s, ok := t.plan(ctx)
-	if !ok {
+	if !ok || !s.unchanged() {
 		return false
 	}
-	due, err := t.due(s)
+	due, err := t.store.Due(s.Pairs, s.Brought)
 	return err == nil && slices.Contains(due, p)
 }
 

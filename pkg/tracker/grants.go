@@ -13,21 +13,22 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// A grant lets one pod use one (image ID, repository) until the pod ends. It holds the facts on which it depends, so
-// that it ends when they are revoked.
+// A grant lets one pod use one pair until the pod ends. It holds the facts on which it depends, so that it ends when
+// they are revoked.
 type grant struct {
-	reason     policy.Reason
-	credential credential.ID
-	secrets    []records.SecretRef // known to hold the credential
-	before     []credential.ID     // credentials that its Secret held before, if no registry had confirmed the credential
-	// created is the creation time of the container from which a grant was restored.
-	created time.Time
-	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based on a
+	Reason     policy.Reason       `json:"reason"`
+	Credential credential.ID       `json:"credential,omitempty"`
+	Secrets    []records.SecretRef `json:"secrets,omitempty"` // known to hold the credential
+	// Before lists the credentials that its Secret held before, if no registry had confirmed the credential.
+	Before []credential.ID `json:"before,omitempty"`
+	// Created is the creation time of the container from which a grant was restored.
+	Created time.Time `json:"created,omitzero"`
+	// Unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based on a
 	// proof for another repository of the image.
-	unnamed bool
+	Unnamed bool `json:"unnamed,omitempty"`
 }
 
-// byPolicy reports whether a verdict depends only on the rules, which can change, and not on facts about pod and image.
+// byPolicy reports whether a verdict depends only on the rules, which can change.
 func byPolicy(r policy.Reason) bool {
 	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
 }
@@ -52,7 +53,7 @@ func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for _, of := range t.grants {
-		if g, ok := of[p]; ok && g.credential != id {
+		if g, ok := of[p]; ok && g.Credential != id {
 			return true
 		}
 	}
@@ -60,13 +61,12 @@ func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 }
 
 // Restore gives a pod the grants that its container shows. It is called at the start, for the containers that were
-// started on the image: a container that was only created may have been about to be denied. Without a name (a CRI
-// before 1.28 does not report it) the grants are for every repository of the image.
+// started on the image: a container that was only created may have been about to be denied. Without a name (an old CRI
+// does not report it) the grants are for every repository of the image.
 //
 // The proof that allowed the pod is unknown. So there is no grant for a pair of which anything was revoked since the
 // container was created, and, if anything at all was revoked since then, none without a name and none for a pair
-// without a record or with a younger one. There is none for a container from the future: the order of events is
-// unknown.
+// without a record or with a younger one. There is none for a container from the future.
 func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time) {
 	t.noteTime(created)
 	if img.ID == "" {
@@ -78,7 +78,7 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 			"imageID", img.ID, "pod", p.UID, "created", created)
 		return
 	}
-	g := grant{reason: policy.Granted, created: created, unnamed: name.Empty()}
+	g := grant{Reason: policy.Granted, Created: created, Unnamed: name.Empty()}
 	t.turn.Lock() // no revocation happens between reading the records and adding the grants
 	defer t.turn.Unlock()
 	pairs, err := t.restorable(name, img, created)
@@ -116,8 +116,8 @@ func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (p
 	return pairs, nil
 }
 
-// noteTime notes a time at which a container may have been created, and returns the latest one so far. Revocations and
-// new records get it, so that none of them seems older than such a container after the clock is set back.
+// noteTime notes a time at which a container may have been created, and returns the latest one. Revocations and new
+// records get it, so that none of them seems older than such a container after the clock is set back.
 func (t *Tracker) noteTime(at time.Time) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,7 +127,7 @@ func (t *Tracker) noteTime(at time.Time) time.Time {
 	return t.latest
 }
 
-// EndPod ends every grant of a pod. The caller calls it after the pod's last sandbox was removed.
+// EndPod ends every grant of a pod, after its last sandbox was removed.
 func (t *Tracker) EndPod(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -148,16 +148,14 @@ func (t *Tracker) GrantedPods() []string {
 
 // A Grant lets one pod use one pair until the pod ends.
 type Grant struct {
-	Pod  string // its UID
-	Pair records.Pair
-	// Reason is the rule that allowed the pod; Granted for a restored grant, because its rule is unknown.
-	Reason policy.Reason
-	// Credential is the credential that allowed the pod; "" if there is none.
-	Credential credential.ID
+	Pod        string // its UID
+	Pair       records.Pair
+	Reason     policy.Reason // Granted for a restored grant, whose rule is unknown
+	Credential credential.ID // that allowed the pod; "" if there is none
 }
 
 func (g grant) public(uid string, p records.Pair) Grant {
-	return Grant{Pod: uid, Pair: p, Reason: g.reason, Credential: g.credential}
+	return Grant{Pod: uid, Pair: p, Reason: g.Reason, Credential: g.Credential}
 }
 
 func (g Grant) compare(with Grant) int {
@@ -183,13 +181,7 @@ func (t *Tracker) SelectedGrants(keep func(Grant) bool) []Grant {
 
 // Grants returns the number of grants.
 func (t *Tracker) Grants() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	n := 0
-	for _, of := range t.grants {
-		n += len(of)
-	}
-	return n
+	return len(t.SelectedGrants(func(Grant) bool { return true }))
 }
 
 func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef, now time.Time) {

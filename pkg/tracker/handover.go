@@ -7,36 +7,26 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// handoverVersion is the format version of handed-over grants. Another version is refused.
 const handoverVersion = 1
 
 type handover struct {
 	Version int `json:"version"`
-	// Store is the number of the last write to the store at the time of the handover. A later write to the store may
-	// contain a revocation.
+	// Store is the number of the last write to the store at the time of the handover. A later one may be a revocation.
 	Store  uint64        `json:"store"`
 	Latest time.Time     `json:"latest,omitzero"` // see Tracker.noteTime
 	Grants []handedGrant `json:"grants"`
 }
 
 type handedGrant struct {
-	Pod        string              `json:"pod"` // its UID
-	ImageID    string              `json:"imageID"`
-	Repository string              `json:"repository"`
-	Reason     policy.Reason       `json:"reason"`
-	Credential credential.ID       `json:"credential,omitempty"`
-	Secrets    []records.SecretRef `json:"secrets,omitempty"`
-	Before     []credential.ID     `json:"before,omitempty"`
-	Created    time.Time           `json:"created,omitzero"`
-	Unnamed    bool                `json:"unnamed,omitempty"`
+	Pod string `json:"pod"` // its UID
+	records.Pair
+	grant
 }
 
 // HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It must be
-// the last call: a later grant is not in the result, and a later write makes the result invalid.
+// the last call: a later write makes the result invalid.
 func (t *Tracker) HandOver() ([]byte, error) {
 	number, err := t.store.LastWrite()
 	if err != nil {
@@ -46,21 +36,16 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
-			h.Grants = append(h.Grants, handedGrant{
-				Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential,
-				Secrets: g.secrets, Before: g.before, Created: g.created, Unnamed: g.unnamed,
-			})
+			h.Grants = append(h.Grants, handedGrant{Pod: uid, Pair: p, grant: g})
 		}
 	}
 	t.mu.Unlock()
 	return json.Marshal(h)
 }
 
-// TakeOver gives pods the grants that another process handed over, and returns their number. If another program has
-// written to the store since the handover, or the grants cannot be read, TakeOver creates no grant. Grants of pods that
-// have ended meanwhile end with [Tracker.EndPod].
-//
-// The caller ensures that the same grants are not taken over again.
+// TakeOver gives pods the grants that another process handed over, and returns their number; none if another program
+// has written to the store since. The caller ensures that the same grants are not taken over again, and calls
+// [Tracker.EndPod] for pods that have ended meanwhile.
 func (t *Tracker) TakeOver(data []byte) (int, error) {
 	var h handover
 	if err := json.Unmarshal(data, &h); err != nil {
@@ -77,10 +62,7 @@ func (t *Tracker) TakeOver(data []byte) (int, error) {
 	defer t.mu.Unlock()
 	for _, g := range h.Grants {
 		if g.ImageID != "" && g.Repository != "" {
-			t.addGrantLocked(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{
-				reason: g.Reason, credential: g.Credential, secrets: g.Secrets, before: g.Before, created: g.Created,
-				unnamed: g.Unnamed,
-			})
+			t.addGrantLocked(g.Pod, g.Pair, g.grant)
 		}
 	}
 	return len(h.Grants), nil

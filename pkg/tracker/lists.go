@@ -30,7 +30,7 @@ func newLists(rt Runtime) *lists {
 }
 
 // since returns a list that was requested at the time or later, and a function that reports whether no removal has
-// begun since the request. It waits if there were too many requests. idle is [Tracker.idle].
+// begun since. It waits if there were too many requests. idle is [Tracker.idle].
 func (l *lists) since(ctx context.Context, t time.Time, idle func() (func() bool, bool)) ([]Image, func() bool, error) {
 	select {
 	case l.turn <- struct{}{}:

@@ -19,15 +19,12 @@ const byOperator = "operator"
 // Forgotten lists what [Tracker.ForgetMarks] removed, or would remove.
 type Forgotten struct {
 	records.Forgotten
-	// Grants are the ended grants, by pod and pair.
-	Grants []Grant
+	Grants []Grant // that ended, by pod and pair
 }
 
-// ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them: on
-// disk, then in memory, then it returns. A selection by repository only selects all marks of the images that have one
-// in it. No scan marks such a pair again as long as its image stays. A restored grant ends with the mark of its pair.
-//
-// After an error no grant has ended; if the disk failed during the write, the marks may be deleted nevertheless.
+// ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them. A
+// selection by repository only selects all marks of the images that have one in it. No scan marks such a pair again as
+// long as its image stays. After an error no grant has ended; the marks may be deleted nevertheless.
 func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun bool) (Forgotten, error) {
 	if of.Empty() {
 		return Forgotten{}, ErrNothingSelected
@@ -46,7 +43,7 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 		unmarked[m.Pair] = true
 	}
 	f := Forgotten{Forgotten: gone, Grants: t.endGrants(dryRun, nil, func(p records.Pair, g grant) bool {
-		return unmarked[p] && (g.reason == policy.Preloaded || g.reason == policy.Granted)
+		return unmarked[p] && (g.Reason == policy.Preloaded || g.Reason == policy.Granted)
 	})}
 	if !dryRun {
 		t.log.Info("Preloaded marks forgotten", "imageID", of.ImageID, "repository", of.Repository, "all", of.All, "marks",
@@ -62,11 +59,11 @@ type Acceptance struct {
 	Name imageref.Name
 	// DryRun marks nothing and returns what would be marked.
 	DryRun bool
-	// IncludingProved also marks pairs to which a credential proved access and that are not open. Without it, nothing is
-	// marked if the selection contains such a pair: [ErrProved].
+	// IncludingProved also marks pairs to which a credential proved access and that are not open. Without it, such a pair
+	// is an error: [ErrProved].
 	IncludingProved bool
-	// Confirmation is that of a dry run: AcceptMarks marks exactly the result of the dry run, or nothing: [ErrChanged]. ""
-	// marks the present selection.
+	// Confirmation is that of a dry run: AcceptMarks marks exactly its result, or nothing: [ErrChanged]. "" marks the
+	// present selection.
 	Confirmation string
 }
 
@@ -105,8 +102,7 @@ func (a *Acceptance) agree(found records.Acceptable) error {
 }
 
 // AcceptMarks marks the selected images on the node as preloaded, by order of an operator, and returns the pairs that
-// had no mark. An error means that nothing is marked: for a selection by repository only, [ErrRivals]; for a selection
-// of all images, which marks only what a scan would mark, [ErrDistrusted].
+// had no mark. A selection of all images marks only what a scan would mark. An error means that nothing is marked.
 func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, error) {
 	switch {
 	case a.Empty():
@@ -147,7 +143,9 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 	if err := a.agree(found); err != nil {
 		return Accepted{}, err
 	}
-	found, err = t.store.AcceptMarks(selected, byOperator, time.Now(), a.DryRun)
+	if !a.DryRun {
+		found, err = t.store.AcceptMarks(selected, byOperator, time.Now(), false)
+	}
 	return t.accepted(a, found, err)
 }
 
@@ -206,9 +204,8 @@ func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 }
 
 // EndDistrust ends the distrust of the store and makes a scan like the very first one. It returns the distrust that
-// ended, and the untracked pairs, which such a scan marks preloaded. If the scan cannot be made now, a later scan is
-// like the first. In a dry run nothing changes. After an error the store is distrusted as before, unless the disk
-// failed during the write.
+// ended, and the pairs which such a scan marks preloaded. In a dry run nothing changes. After an error the store is
+// distrusted as before, unless the disk failed during the write.
 func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.Distrust, due []records.Pair, _ error) {
 	why := t.store.Distrusted()
 	if why == nil {

@@ -20,12 +20,10 @@ const (
 	KeyFile   = "node.key"
 )
 
-// A Report says what [Open] found and changed. Only an error stops the caller: after every loss images need proof, and
-// nothing is opened.
+// A Report says what [Open] found and changed. After every loss images need proof.
 type Report struct {
-	// Report is about the store. While it is distrusted, no image counts as preloaded by a scan.
-	records.Report
-	Key KeyReport
+	records.Report // about the store; while it is distrusted, no scan marks images
+	Key            KeyReport
 }
 
 // A KeyReport says what happened to the node's key. Without the old key, no proof from before matches.
@@ -50,11 +48,9 @@ type KeyReport struct {
 }
 
 // Open opens the store and the key of a node in a directory on a local disk, or makes them, and returns a tracker on
-// them. The caller calls [Tracker.Close] at the end. Only one process may have the directory open; for another one the
-// error is [ErrInUse]. A store of a newer version is left as it is: [ErrNewerFormat]. After any other error the store
-// is left too: the disk cannot be read or written.
-//
-// A damaged or lost store or key is not an error: Open goes on with a new one, as the report says.
+// them. The error is [ErrInUse] if another process has the directory open, [ErrNewerFormat] for a store of a newer
+// version, or that of the disk. A damaged or lost store or key is not an error: Open goes on with a new one, as the
+// report says.
 func Open(dir string, rt Runtime, o Options) (*Tracker, Report, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, Report{}, fmt.Errorf("create state directory: %w", err)
@@ -86,8 +82,7 @@ func Open(dir string, rt Runtime, o Options) (*Tracker, Report, error) {
 	return New(store, key, rt, o), report, nil
 }
 
-// replaceKey makes a new key if the old one cannot be used. kept reports that it is on disk; otherwise it is in memory
-// until the next start.
+// replaceKey makes a new key if the old one cannot be used. kept reports that it is on disk.
 func replaceKey(path string, why error, store *records.Store, r *KeyReport) (key credential.Key, kept bool) {
 	switch {
 	case errors.Is(why, credential.ErrDamagedKey):
@@ -125,6 +120,6 @@ func (t *Tracker) Close() error { return t.store.Close() }
 // Key returns the key by which the tracker identifies credentials.
 func (t *Tracker) Key() credential.Key { return t.key }
 
-// Store returns the store, for what pullgated does with it besides the tracker: endorsements, lists, verification and
-// backups. A program outside this module does not need it.
+// Store returns the store, for what pullgated does with it besides the tracker. A program outside this module does not
+// need it.
 func (t *Tracker) Store() *records.Store { return t.store }

@@ -10,15 +10,10 @@ import (
 )
 
 // scan marks the pairs that are due as preloaded. It requests the images of the runtime, without a lock, and then marks
-// in its turn. It must not mark an image that a pull brought:
-//
-// A pull whose intent is on disk is in progress or has no known result, and the store marks nothing that it may have
-// brought (broughtBy). A pull that succeeded, or was settled, has left a record, and the store marks no image with a
-// record. A pull that was refused brought nothing. The runtime receives a pull whose intent is written after the marks
-// later, so its image is not in the list.
-//
-// So a pull in progress does not stop a scan of other repositories. An operation without an intent does: a removal, a
-// create, or a pull of an invalid name between the request of the list and the turn of the scan.
+// in its turn. It must not mark an image that a pull brought. If the intent of the pull is on disk, the store marks
+// nothing that the pull may have brought (broughtBy). A pull that succeeded, or was settled, has left a record. The
+// runtime receives a pull whose intent is written after the marks later, so its image is not in the list. An operation
+// without an intent (a removal, a create, a pull of an invalid name) stops a scan.
 func (t *Tracker) scan(ctx context.Context) {
 	s, ok := t.plan(ctx)
 	if !ok {
@@ -26,10 +21,10 @@ func (t *Tracker) scan(ctx context.Context) {
 	}
 	t.turn.Lock()
 	defer t.turn.Unlock()
-	due, err := t.due(s)
-	if err == nil && (len(due) > 0 || s.First && s.unchanged()) {
-		due, err = t.store.MarkPreloaded(s.Scan)
+	if !s.unchanged() {
+		return
 	}
+	due, err := t.store.MarkPreloaded(s.Scan)
 	if err != nil {
 		t.log.Error(err, "Failed to write preloaded marks: the images need proof")
 		return
@@ -40,13 +35,6 @@ func (t *Tracker) scan(ctx context.Context) {
 type plannedScan struct {
 	records.Scan
 	unchanged func() bool // the images are still those of the list
-}
-
-func (t *Tracker) due(s plannedScan) ([]records.Pair, error) {
-	if !s.unchanged() || t.store.Distrusted() != nil {
-		return nil, nil
-	}
-	return t.store.Due(s.Pairs, s.Brought)
 }
 
 func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
@@ -72,8 +60,7 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 	}
 	return plannedScan{
 		Scan: records.Scan{
-			Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once,
-			Brought: broughtBy(images),
+			Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Brought: broughtBy(images),
 		},
 		unchanged: unchanged,
 	}, true
@@ -83,8 +70,7 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 //
 // A runtime that completes a pull gives the image the requested name and the digest, in that name's repository. Another
 // pull may remove the name again; the digest stays. So the pull did not bring an image with another name of the
-// repository and no digest of it, as an import leaves it, nor, if it requested a digest, one without this digest. An
-// image that was present before the pull began has a mark: [Tracker.Run] marks what is due each minute.
+// repository and no digest of it, as an import leaves it, nor, if it requested a digest, one without this digest.
 func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	names := map[records.Pair][]imageref.Name{}
 	for _, i := range images {

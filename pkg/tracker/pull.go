@@ -13,9 +13,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// A Pull is one pull with one credential. It begins before the runtime is called, and ends when exactly one of Proved,
-// Denied, Refused and Lost reports its end. Later calls change nothing, so that a caller can defer Lost. Its methods
-// may be called concurrently.
+// A Pull is one pull with one credential. It ends with exactly one of Proved, Denied, Refused and Lost. Later calls
+// change nothing, so that a caller can defer Lost. Its methods may be called concurrently.
 type Pull struct {
 	t           *Tracker
 	intent      records.Intent
@@ -26,9 +25,9 @@ type Pull struct {
 }
 
 // BeginPull writes the intent of a pull to disk; then the caller may call the runtime. present is the image that has
-// the name on the node now, the zero value if there is none. If it is due for a preloaded mark, it is marked first,
-// because a pull leaves a record. Marks of the repository end if the runtime does not list their image under it any
-// more. The error is ErrNoIntent, or ErrRuntime if the runtime did not return the list that this requires.
+// the name on the node now, the zero value if there is none. If it is due for a preloaded mark, it is marked first.
+// Marks of the repository end if the runtime does not list their image under it any more. The error is ErrNoIntent, or
+// ErrRuntime if the runtime did not return the list that this requires.
 func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Image) (*Pull, error) {
 	repository := repositoryOf(name)
 	if present.ID != "" && present.Carries(name.Name()) {
@@ -39,7 +38,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	}
 	p := &Pull{t: t, repository: repository, resumeScans: func() {}}
 	if !name.Parsed() {
-		// The intent is for a repository that no image has, so it does not prevent scans from marking what the pull brings.
+		// The intent of such a pull does not prevent scans from marking what it brings.
 		p.resumeScans = t.BeginRemoval()
 	}
 	intent, err := t.writeIntent(ctx, name.String(), repository)
@@ -55,8 +54,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	return p, nil
 }
 
-// writeIntent writes the intent of a pull, and deletes the marks of the repository for images that the runtime does not
-// list under it any more. It requests the images only if there are such marks.
+// writeIntent writes the intent of a pull, and requests the images only if the repository has marks.
 func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
 	in, marked, err := t.beginListed(name, repository, nil)
 	if errors.Is(err, records.ErrMarked) {
@@ -101,7 +99,6 @@ func idsUnder(repository string, images []Image) map[string]struct{} {
 // A Proof says which access a successful pull proved, and for which pod.
 type Proof struct {
 	// ImageID is the ID of the pulled image in the runtime's image list; image_ref of the answer to the pull may differ.
-	// It must not be empty.
 	ImageID string
 	// Sent is what was sent with the pull. An empty credential opens the image, unless the runtime may have used one that
 	// it holds for the pod's namespace. A credential that the node offers for the repository opens the image too.
@@ -114,8 +111,7 @@ type Proof struct {
 
 // Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its
 // grant; the caller answers afterwards. If the record cannot be written, the intent stays, the pod still gets its
-// grant, and Proved returns the error. It takes no context: the record must not be lost if the client disconnects. A
-// pull does not prove what was revoked since it began: the verdict is then Reverify.
+// grant, and Proved returns the error. A pull does not prove what was revoked since it began: the verdict is Reverify.
 func (p *Pull) Proved(proof Proof) (Verdict, error) {
 	var v Verdict
 	var err error
@@ -145,7 +141,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 			from = append(from, s.Ref)
 		}
 	}
-	g := grant{reason: v.Reason, credential: id, secrets: from}
+	g := grant{Reason: v.Reason, Credential: id, Secrets: from}
 	t.turn.Lock() // no revocation happens between the record and the grant
 	defer t.turn.Unlock()
 	revoked := p.revokedSinceStart(v.Pair, g)
@@ -218,8 +214,8 @@ func (p *Pull) finish() {
 }
 
 // BeginRemoval is called before an image is removed, or before another change of the runtime's images that has no
-// intent on disk. The caller calls done, once or more often, after the removal has succeeded or failed. In between no
-// scan marks anything, nor does a scan with a list from before that call.
+// intent on disk. The caller calls done after the removal has succeeded or failed. In between no scan marks anything,
+// nor does a scan with a list from before.
 func (t *Tracker) BeginRemoval() (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -21,13 +21,12 @@ type Revocation struct {
 // Revoked lists what was revoked, or would be.
 type Revoked struct {
 	records.Revoked
-	// Grants are the ended grants, by pod and pair.
-	Grants []Grant
+	Grants []Grant // that ended, by pod and pair
 }
 
-// Revoke revokes proofs and ends the grants that depend on them: on disk, then in memory, then it returns. A selection
-// by repository or image ID closes open records as well, and ends all grants of the selected pairs; marks stay. A
-// revocation that matches no proof, no open record and no grant changes nothing: its selection may be a mistake.
+// Revoke revokes proofs and ends the grants that depend on them. A selection by repository or image ID closes open
+// records as well, and ends all grants of the selected pairs; marks stay. A revocation that matches no proof, no open
+// record and no grant changes nothing: its selection may be a mistake.
 //
 // Any other selection ends the grants that depend on a selected credential, or on one of a selected Secret. The proof
 // of a restored grant is unknown: such a grant ends with any revoked proof of its pair, and if no record shows which
@@ -73,15 +72,13 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	}
 	all := Revoked{Revoked: gone, Grants: t.endGrants(r.DryRun, s.touched, s.includes)}
 	if !r.DryRun {
-		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository, "secret",
-			r.Secret,
-			"proofs", len(all.Proofs), "closed", len(all.Closed), "grants", len(all.Grants))
+		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository,
+			"secret", r.Secret, "proofs", len(all.Proofs), "closed", len(all.Closed), "grants", len(all.Grants))
 	}
 	return all, nil
 }
 
-// Revocations returns a counter of the calls of [Tracker.Revoke] and [Tracker.ForgetMarks] in this process. If it has
-// not changed, no grant was revoked.
+// Revocations returns a counter. If it has not changed, no grant was revoked.
 func (t *Tracker) Revocations() uint64 { return t.revocations.Load() }
 
 // unrecorded returns the pairs of restored grants for which no record shows which credential had proved access then.
@@ -90,11 +87,11 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 	t.mu.Lock()
 	for _, of := range t.grants {
 		for p, g := range of {
-			if g.reason != policy.Granted || !r.Covers(p) {
+			if g.Reason != policy.Granted || !r.Covers(p) {
 				continue
 			}
-			if oldest, ok := created[p]; !ok || g.created.Before(oldest) {
-				created[p] = g.created
+			if oldest, ok := created[p]; !ok || g.Created.Before(oldest) {
+				created[p] = g.Created
 			}
 		}
 	}
@@ -128,31 +125,31 @@ func scopeOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool)
 
 func (r scope) includes(p records.Pair, g grant) bool {
 	switch {
-	case g.unnamed:
+	case g.Unnamed:
 		// The grant's repository and credential are unknown, and the record may be deleted.
 		return r.by.ImageID == "" || r.by.ImageID == p.ImageID
 	case !r.by.Covers(p):
 		return false
 	case r.by.Whole():
 		return true
-	case g.reason == policy.Granted:
+	case g.Reason == policy.Granted:
 		return r.touched[p] || r.unknown[p]
-	case g.credential == "":
+	case g.Credential == "":
 		return false
 	}
-	return r.by.SelectsAny(g.credential, g.before, g.secrets) ||
+	return r.by.SelectsAny(g.Credential, g.Before, g.Secrets) ||
 		slices.ContainsFunc(r.gone, func(x records.RevokedProof) bool {
-			return x.Pair == p && (x.Proof.Credential == g.credential || slices.Contains(g.before, x.Proof.Credential))
+			return x.Pair == p && (x.Proof.Credential == g.Credential || slices.Contains(g.Before, x.Proof.Credential))
 		})
 }
 
 // names reports whether the revocation selects a grant by its known facts, and not because its proof is unknown.
 func (r scope) names(p records.Pair, g grant) bool {
-	return r.by.Covers(p) && (r.by.Whole() || g.credential != "" && r.by.SelectsAny(g.credential, g.before, g.secrets))
+	return r.by.Covers(p) && (r.by.Whole() || g.Credential != "" && r.by.SelectsAny(g.Credential, g.Before, g.Secrets))
 }
 
-// noteRevocation adds the scope to the running pulls, which must not prove again what is revoked, unless it is a dry
-// run. It returns the pairs of the grants that will end, and whether the revocation matches anything.
+// noteRevocation adds the scope to the running pulls, unless it is a dry run. It returns the pairs of the grants that
+// will end, and whether the revocation matches anything.
 func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -165,8 +162,7 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	for _, of := range t.grants {
 		for p, g := range of {
 			matches = matches || r.names(p, g)
-			// Also for a grant without a name: a container that it allowed can mount the image of another repository by its
-			// name.
+			// Also for a grant without a name: its container can mount the image of another repository by its name.
 			if r.includes(p, g) && !slices.Contains(pairs, p) {
 				pairs = append(pairs, p)
 			}
@@ -175,8 +171,8 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	return pairs, matches
 }
 
-// endGrants ends the grants that depends selects, whose facts are deleted from disk, and discards the unwritten uses of
-// the pairs in unused. In a dry run it only returns the grants.
+// endGrants ends the grants that depends selects, and discards the unwritten uses of the pairs in unused. In a dry run
+// it only returns the grants.
 func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool,
 	depends func(p records.Pair, g grant) bool,
 ) (ended []Grant) {

@@ -20,20 +20,18 @@ import (
 type Runtime interface {
 	// Images returns all images of the runtime, or an error. It never returns a part of them.
 	Images(ctx context.Context) ([]Image, error)
-	// Image returns the image with a name or an ID, the zero value for an absent image. The tracker requests the images of
-	// its records one by one when Images fails, because the list may be too large to send.
+	// Image returns the image with a name or an ID, the zero value for an absent image. It is used when Images fails,
+	// because the list may be too large to send.
 	Image(ctx context.Context, name string) (Image, error)
 }
 
 // An Image is one image of the runtime. The zero value is an absent image.
 type Image struct {
-	// ID is the runtime's ID of the image; for containerd the config digest.
-	ID string
-	// Names are all tags and digests of the image, as the runtime writes them.
-	Names []imageref.Ref
+	ID    string         // the runtime's; for containerd the config digest
+	Names []imageref.Ref // all tags and digests, as the runtime writes them
 }
 
-// NewImage returns an image with an ID and names. It parses each name once.
+// NewImage returns an image with an ID and names.
 func NewImage(id string, names ...string) Image {
 	i := Image{ID: id}
 	for _, n := range names {
@@ -52,17 +50,14 @@ type Pod struct {
 	Static bool
 }
 
-// Rules are the settings that can change while the tracker runs. The zero value enforces the
-// default policy and exempts no pod.
+// Rules are the settings that can change while the tracker runs. The zero value has the default policy.
 type Rules struct {
-	Policy policy.Policy
-	// ExemptStaticPods lets every static pod use every image.
-	ExemptStaticPods bool
-	// ExemptNamespaces lists the namespaces with pods that may use every image.
-	ExemptNamespaces []string
+	Policy           policy.Policy
+	ExemptStaticPods bool     // lets every static pod use every image
+	ExemptNamespaces []string // their pods may use every image
 	// Validity is how long a proof is valid after a registry confirmed it; 0 means forever.
 	Validity time.Duration
-	// Grace is how much longer a proof counts while the tracker cannot ask the registry.
+	// Grace is how much longer a proof counts while the registry cannot be asked.
 	Grace time.Duration
 }
 
@@ -72,21 +67,18 @@ type Options struct {
 	// VerifyUntracked prevents untracked images from being marked preloaded, except those that are present at the very
 	// first start of the store.
 	VerifyUntracked bool
-	// NodeOffers reports whether the node itself offers the credential to every pod for a repository. A pull that succeeds
-	// with such a credential proves nothing for the pod, and opens the image. NodeOffers is called concurrently and must
-	// answer from memory. nil: the node has no credentials.
+	// NodeOffers reports whether the node itself offers the credential to every pod for a repository. A pull with such a
+	// credential opens the image. NodeOffers is called concurrently and must answer from memory; nil is allowed.
 	NodeOffers func(repository string, id credential.ID) bool
 	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace
-	// if the call has none. A pull for a pod that succeeds without a credential then proves access only for the pods of
-	// that namespace; otherwise it opens the image.
+	// if the call has none. Such a pull then proves access for the pods of that namespace, and does not open the image.
 	RuntimeCredentialsPerNamespace bool
 	// Log receives state changes and upkeep failures. The zero value discards them.
 	Log klog.Logger
 	// OnSync is called by [Open]'s tracker with the duration of each write to the store; nil is allowed.
 	OnSync func(time.Duration)
-	// OnPanic is called by [Open]'s tracker for a panic during a write to the store, with its value and the stack: a read
-	// of the disk failed, or there is an error in the program. The store fails every later call, so the program should
-	// end. nil is allowed.
+	// OnPanic is called by [Open]'s tracker for a panic during a call of the store, with its value and the stack. Every
+	// later call fails, so the program should end. nil is allowed.
 	OnPanic func(value any, stack []byte)
 }
 
@@ -102,11 +94,9 @@ type Tracker struct {
 	rules        atomic.Pointer[Rules]
 	revocations  atomic.Uint64 // see Revocations
 
-	// turn is held by an operation that writes to the store, from before it reads what it decides by until its effects are
-	// in memory. It precedes mu.
-	turn sync.Mutex
-	// mu guards the following fields. It is never held during a write to the store or a call to the runtime.
-	mu     sync.RWMutex
+	turn sync.Mutex // see the package comment
+
+	mu     sync.RWMutex                      // guards the following fields
 	grants map[string]map[records.Pair]grant // by UID
 	// by UID: pairs for which only the policy allowed the pod, which leaves no grant
 	noted   map[string]map[records.Pair]bool
@@ -127,9 +117,8 @@ type Tracker struct {
 	endedCreations ends // by ID
 }
 
-// New returns a tracker on a store that is open already; programs call [Open]. The caller closes the store after
-// [Tracker.Run] has returned. Pulls that an earlier process left in progress are unresolved: the runtime may complete
-// them at any time. New logs intents that it cannot write; they are unresolved too, so their images need proof.
+// New returns a tracker on a store that is open already; programs call [Open]. Pulls that an earlier process left in
+// progress are unresolved: the runtime may complete them at any time.
 func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Tracker {
 	t := &Tracker{
 		store:        store,
@@ -165,8 +154,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	return t
 }
 
-// SetRules replaces the rules for every judgement that begins after SetRules returns. A judgement in progress uses
-// either the old rules or the new ones. Grants stay.
+// SetRules replaces the rules for every judgement that begins after SetRules returns. Grants stay.
 func (t *Tracker) SetRules(r Rules) {
 	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
 	t.rules.Store(&r)

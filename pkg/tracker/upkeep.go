@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	// flushEvery is the minimum interval between writes of last-used times to disk.
-	flushEvery = time.Minute
+	upkeepEvery = time.Minute
 	// settleAfter is how long after its end a pull without a known result may still bring its image. An intent is settled
 	// against an image list that is at least this much younger.
 	settleAfter = time.Hour
@@ -24,8 +23,7 @@ const (
 var errNoAgreement = errors.New("tracker: two image lists of the runtime are empty or differ")
 
 // Sync is called after the runtime was reached, at start and after each of its restarts. It prunes the records of
-// absent images, and marks untracked pairs that are due as preloaded. An error leaves the records as they are and opens
-// nothing.
+// absent images, and marks untracked pairs that are due as preloaded.
 func (t *Tracker) Sync(ctx context.Context) error {
 	err := t.Prune(ctx)
 	if errors.Is(err, errNoAgreement) {
@@ -40,7 +38,7 @@ func (t *Tracker) Sync(ctx context.Context) error {
 // record of an image stays, with nothing proved, unless every pod could use the image: the runtime may have it again.
 func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
 
-// Removed does the same after a client removed an image, and deletes the records of that image.
+// Removed does the same after a client removed an image, and deletes its records.
 func (t *Tracker) Removed(ctx context.Context, imageID string) error { return t.prune(ctx, imageID) }
 
 func (t *Tracker) prune(ctx context.Context, removed string) error {
@@ -75,9 +73,8 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	return nil
 }
 
-// Settle deletes the intents of pulls with an unknown result that cannot bring an image any more. An image that one may
-// have brought, without record and mark, gets a record with nothing proved. An intent stays for an hour by the
-// process's own time after the end of its pull, so that a clock that is set forward settles nothing early.
+// Settle deletes the intents of pulls with an unknown result that ended at least an hour ago by the process's own time.
+// An image that one may have brought, without record and mark, gets a record with nothing proved.
 func (t *Tracker) Settle(ctx context.Context) error {
 	intents, err := t.store.Intents()
 	if err != nil {
@@ -106,8 +103,7 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	return nil
 }
 
-// settleable returns the intents that are due for settlement, and those with an ended pull where the end is not on
-// disk.
+// settleable returns the intents that are due, and those whose end is not on disk.
 func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.Intent) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,8 +123,7 @@ func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.I
 	return due, unended
 }
 
-// ends are the times, by ID, at which this process noted that a pull or a creation has ended. They do not depend on the
-// node's clock.
+// ends are the times, by ID, at which this process noted that a pull or a creation has ended, by its own clock.
 type ends map[uint64]time.Time
 
 // due reports whether something ended at least an hour ago, and keeps its time in the next ends. An unknown end is now.
@@ -187,10 +182,9 @@ func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	}
 }
 
-// Run does the upkeep of the tracker once a minute until ctx ends: it flushes, clamps, settles, prunes and scans. Then
-// it flushes once more and returns. It logs a failure and retries in the next minute.
+// Run does the upkeep of the tracker once a minute until ctx ends: it flushes, clamps, settles, prunes and scans.
 func (t *Tracker) Run(ctx context.Context) {
-	tick := time.NewTicker(flushEvery)
+	tick := time.NewTicker(upkeepEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -213,18 +207,16 @@ func (t *Tracker) Run(ctx context.Context) {
 		if err := t.SettleCreates(ctx); err != nil && ctx.Err() == nil {
 			t.log.Info("Failed to settle creations of containers, will retry in a minute", "err", err)
 		}
-		// An image may have been removed without a call through pullgate, or the lists after the call may have differed.
+		// An image may have been removed without a call through pullgate.
 		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {
 			t.log.Info("Failed to prune records of removed images, will retry in a minute", "err", err)
 		}
-		// Images are marked as soon as they are due, and not only at a request. A later pull of the same repository that ends
-		// without a known result then does not prevent the marks.
+		// A later pull of the same repository that ends without a known result could prevent the marks.
 		t.scan(ctx)
 	}
 }
 
-// agreedImages returns the image list of the runtime after the runtime has returned the same list twice. A starting
-// runtime shows few images or none.
+// agreedImages returns the image list that the runtime has returned twice: a starting runtime shows few images or none.
 func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
 	first, err := t.runtime.Images(ctx)
 	if err != nil {
@@ -278,8 +270,7 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// askForEach requests each of several images from the runtime and returns the present ones. An image is absent if the
-// runtime returns that twice, as with lists.
+// askForEach requests each image from the runtime and returns the present ones. Absent ones are requested twice.
 func askForEach(ctx context.Context, runtime Runtime, ids []string) (present []Image, err error) {
 	for range 2 {
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {

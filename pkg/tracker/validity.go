@@ -8,7 +8,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// A CredentialStatus is the status of a credential for a pair at one moment, ordered from worst to best up to Valid.
+// A CredentialStatus is the status of a credential for a pair, ordered from worst to best up to Valid.
 type CredentialStatus uint8
 
 // The values of a CredentialStatus.
@@ -42,8 +42,7 @@ func (r *Rules) status(p *records.Proof, now time.Time) CredentialStatus {
 	}
 }
 
-// clamp sets proofs from the future to the present time, on disk: the clock was set back, and they would be valid for
-// too long. If that cannot be written, they stay in the future and prove nothing.
+// clamp sets proofs from the future to the present time, on disk: the clock was set back. Until then they are expired.
 func (t *Tracker) clamp() {
 	t.turn.Lock()
 	n, err := t.store.Clamp(time.Now())
