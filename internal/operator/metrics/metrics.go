@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
@@ -30,25 +31,16 @@ type Metrics struct {
 	registry *prometheus.Registry
 	methods  map[string]string // the label of every full method that is counted by name
 
-	hit, miss    *prometheus.HistogramVec
-	verdicts     *prometheus.CounterVec
-	checks       *prometheus.CounterVec
-	hidden       prometheus.Counter
-	denials      *prometheus.CounterVec
-	notCreated   *prometheus.CounterVec
-	forwarded    *prometheus.CounterVec
-	callDuration *prometheus.HistogramVec
-	storeSync    prometheus.Histogram
-	upstreamUp   prometheus.Gauge
-	distrusted   prometheus.Gauge
-	panics       prometheus.Counter
-	unresolved   prometheus.Counter
-	ignored      prometheus.Counter
-	dropped      prometheus.Counter
-	reloaded     prometheus.Gauge
-	reloadedAt   prometheus.Gauge
-	sourceErrors *prometheus.CounterVec
-	admission    admissionMetrics
+	hit, miss, callDuration                                        *prometheus.HistogramVec
+	storeSync                                                      prometheus.Observer
+	verdicts, checks, denials, notCreated, forwarded, sourceErrors *prometheus.CounterVec
+	hidden, panics, unresolved, ignored, dropped                   prometheus.Counter
+	upstreamUp, distrusted, reloaded, reloadedAt                   prometheus.Gauge
+
+	// Those of policies have no series while there are no policies.
+	seconds                                 *prometheus.HistogramVec
+	answers, conflicts, open, verifications *prometheus.CounterVec
+	policies, unjudged, policiesReloaded    *prometheus.GaugeVec
 }
 
 // New returns metrics with a registry. methods are the full methods, "/runtime.v1.ImageService/PullImage", to name.
@@ -60,65 +52,50 @@ func New(version, goVersion string, methods []string) *Metrics {
 	// From a verdict in memory to a pull of gigabytes.
 	recheck := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
 	calls := []float64{.0002, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
-	m.hit = histogramVec("image_pull_secret_recheck_hit",
-		"Seconds spent on letting a pod use an image on the node by proof that was already recorded, without asking the "+
-			"registry.",
-		recheck, "pull_policy")
-	m.miss = histogramVec("image_pull_secret_recheck_miss",
-		"Seconds spent on a pull by which a pod had to prove access to an image on the node, by what came of it; outcome "+
-			"unverified counts in shadow mode only.",
-		recheck, "pull_policy", "outcome")
-	m.verdicts = counterVec("pullgate_verdicts_total",
+	syncs := []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
+	m.hit = m.histogram("image_pull_secret_recheck_hit", "Seconds spent on letting a pod use an image on the node by "+
+		"proof that was already recorded, without asking the registry.", recheck, "pull_policy")
+	m.miss = m.histogram("image_pull_secret_recheck_miss", "Seconds spent on a pull by which a pod had to prove access "+
+		"to an image on the node, by what came of it; outcome unverified counts in shadow mode only.", recheck, "pull_policy",
+		"outcome")
+	m.verdicts = m.counter("pullgate_verdicts_total",
 		"Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
-	m.checks = counterVec("kubelet_imagemanager_image_mustpull_checks_total",
-		"Pre-checks of the kubelet for an image on the node, counted under the name and with the results of the kubelet's "+
-			"own verification.", "result")
-	m.hidden = counter("pullgate_prechecks_hidden_total",
-		"Pre-checks of the kubelet that were answered as if the image were not on the node.")
-	m.denials = counterVec("pullgate_denials_total",
+	m.checks = m.counter("kubelet_imagemanager_image_mustpull_checks_total", "Pre-checks of the kubelet for an image on "+
+		"the node, counted under the name and with the results of the kubelet's own verification.", "result")
+	m.hidden = m.counter("pullgate_prechecks_hidden_total",
+		"Pre-checks of the kubelet that were answered as if the image were not on the node.").WithLabelValues()
+	m.denials = m.counter("pullgate_denials_total",
 		"Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
-	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.",
+	m.forwarded = m.counter("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.",
 		"method", "code")
-	m.callDuration = histogramVec("pullgate_call_duration_seconds",
+	m.callDuration = m.histogram("pullgate_call_duration_seconds",
 		"Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
-	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name:    "pullgate_store_sync_seconds",
-		Help:    "Seconds that a write to the store of pull records took until it was on disk.",
-		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
-	})
-	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
-	m.distrusted = gauge("pullgate_store_distrusted",
-		"1 while the store is distrusted because it, or a part of it, was lost: images on the node are then not marked "+
-			"preloaded.")
-	m.panics = counter("pullgate_panics_total", "Calls that panicked and were answered with Internal. Anything but 0 is "+
-		"a bug.")
-	m.unresolved = counter("pullgate_pulls_unresolved_total",
-		"Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images "+
-			"need proof.")
-	m.ignored = counter("pullgate_credentials_ignored_total",
-		"Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a "+
-			"kubelet tries them, are considered.")
-	m.dropped = counter("pullgate_decisions_dropped_total",
-		"Decisions that are missing in the decision log, because its file could not be written, or not fast enough.")
-	m.reloaded = gauge("pullgate_config_last_reload_success",
-		"1 if the configuration was right when it was last read, else 0: the last good one is in use.")
-	m.reloadedAt = gauge("pullgate_config_last_reload_success_timestamp_seconds",
-		"When the configuration in use was read, in seconds since 1970.")
-	m.sourceErrors = counterVec("pullgate_pod_source_errors_total",
+	m.storeSync = m.histogram("pullgate_store_sync_seconds",
+		"Seconds that a write to the store of pull records took until it was on disk.", syncs).WithLabelValues()
+	m.upstreamUp = m.gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.").WithLabelValues()
+	m.distrusted = m.gauge("pullgate_store_distrusted", "1 while the store is distrusted because it, or a part of it, "+
+		"was lost: images on the node are then not marked preloaded.").WithLabelValues()
+	m.panics = m.counter("pullgate_panics_total",
+		"Calls that panicked and were answered with Internal. Anything but 0 is a bug.").WithLabelValues()
+	m.unresolved = m.counter("pullgate_pulls_unresolved_total", "Successful pulls that were not recorded, because the "+
+		"runtime does not report which image it pulled. Their images need proof.").WithLabelValues()
+	m.ignored = m.counter("pullgate_credentials_ignored_total", "Look-ups of a pod's credentials for an image that found "+
+		"more than 16. Only the first 16, in the order in which a kubelet tries them, are considered.").WithLabelValues()
+	m.dropped = m.counter("pullgate_decisions_dropped_total", "Decisions that are missing in the decision log, because "+
+		"its file could not be written, or not fast enough.").WithLabelValues()
+	m.reloaded = m.gauge("pullgate_config_last_reload_success",
+		"1 if the configuration was right when it was last read, else 0: the last good one is in use.").WithLabelValues()
+	m.reloadedAt = m.gauge("pullgate_config_last_reload_success_timestamp_seconds",
+		"When the configuration in use was read, in seconds since 1970.").WithLabelValues()
+	m.sourceErrors = m.counter("pullgate_pod_source_errors_total",
 		"Things that the pod source could not learn from the API server, by reason.", "reason")
-	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
-		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion},
-	})
-	info.Set(1)
-	m.notCreated = counterVec("pullgate_container_creations_refused_total",
-		"Calls that create or start containers and were answered with PermissionDenied for another reason than the "+
-			"judgement of an image.", "reason")
-	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.checks, m.hidden, m.denials, m.notCreated, m.forwarded,
-		m.callDuration, m.storeSync, m.upstreamUp,
-		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.admission = newAdmissionMetrics(m.registry)
+	m.gauge("pullgate_build_info", "1, with the version of pullgate and of Go as labels.", "version",
+		"goversion").WithLabelValues(version, goVersion).Set(1)
+	m.notCreated = m.counter("pullgate_container_creations_refused_total", "Calls that create or start containers and "+
+		"were answered with PermissionDenied for another reason than the judgement of an image.", "reason")
+	m.registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.ofPolicies()
 	m.begin()
 	return m
 }
@@ -159,20 +136,17 @@ func verdictOf(r policy.Reason) policy.Verdict {
 	}
 }
 
-func histogramVec(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+func (m *Metrics) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	opts := prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}
+	return promauto.With(m.registry).NewHistogramVec(opts, labels)
 }
 
-func counterVec(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+func (m *Metrics) counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return promauto.With(m.registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
-func counter(name, help string) prometheus.Counter {
-	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-}
-
-func gauge(name, help string) prometheus.Gauge {
-	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+func (m *Metrics) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
+	return promauto.With(m.registry).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 }
 
 // Handler serves the metrics in the format that the scraper asks for.
@@ -317,7 +291,7 @@ func number(b bool) float64 {
 }
 
 func (m *Metrics) gaugeFunc(name, help string, value func() float64) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	promauto.With(m.registry).NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 }
 
 // SetPodSource sets the function that reports whether the pod source is synced with the API server.
@@ -397,43 +371,23 @@ func (m *Metrics) SetStore(counts func() records.Stats) {
 // none is the label reason of a finding that admits.
 const none = "none"
 
-// admissionMetrics are the metrics of policies. They have no series while there are no policies.
-type admissionMetrics struct {
-	answers       *prometheus.CounterVec
-	seconds       *prometheus.HistogramVec
-	conflicts     *prometheus.CounterVec
-	policies      *prometheus.GaugeVec
-	unjudged      *prometheus.GaugeVec // without labels, as reloaded: a vector can be without series
-	reloaded      *prometheus.GaugeVec
-	open          *prometheus.CounterVec
-	verifications *prometheus.CounterVec
-}
-
-func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
-	m := admissionMetrics{
-		answers: counterVec("pullgate_admission_answers_total", "Findings of the validators of the admission chain.", "call",
-			"validator", "answer", "reason", "audit"),
-		seconds: histogramVec("pullgate_admission_seconds",
-			"Seconds that a validator of the admission chain took to judge a sandbox or a container.",
-			[]float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .01, .1, 1, 10}, "validator"),
-		conflicts: counterVec("pullgate_admission_view_conflicts_total",
-			"Fields in which the CRI and the API server differed about a pod. What the CRI says was judged.", "field"),
-		policies: gaugeVec("pullgate_admission_policies", "Policies in use by kind.", "kind"),
-		unjudged: gaugeVec("pullgate_admission_unjudged_fields",
-			"Restricted fields that this node never sees, counted for each policy."),
-		reloaded: gaugeVec("pullgate_admission_last_reload_success",
-			"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
-		open: counterVec("pullgate_admission_failed_open_total",
-			"Findings that admit because the validator got no answer, by its failure policy.", "validator"),
-	}
-	m.verifications = counterVec("pullgate_collections_total", "Verifications of the signatures of images, after a pull.",
+func (m *Metrics) ofPolicies() {
+	m.answers = m.counter("pullgate_admission_answers_total", "Findings of the validators of the admission chain.", "call",
+		"validator", "answer", "reason", "audit")
+	m.seconds = m.histogram("pullgate_admission_seconds",
+		"Seconds that a validator of the admission chain took to judge a sandbox or a container.",
+		[]float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .01, .1, 1, 10}, "validator")
+	m.conflicts = m.counter("pullgate_admission_view_conflicts_total",
+		"Fields in which the CRI and the API server differed about a pod. What the CRI says was judged.", "field")
+	m.policies = m.gauge("pullgate_admission_policies", "Policies in use by kind.", "kind")
+	m.unjudged = m.gauge("pullgate_admission_unjudged_fields",
+		"Restricted fields that this node never sees, counted for each policy.")
+	m.policiesReloaded = m.gauge("pullgate_admission_last_reload_success",
+		"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use.")
+	m.open = m.counter("pullgate_admission_failed_open_total",
+		"Findings that admit because the validator got no answer, by its failure policy.", "validator")
+	m.verifications = m.counter("pullgate_collections_total", "Verifications of the signatures of images, after a pull.",
 		"outcome")
-	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded, m.open, m.verifications)
-	return m
-}
-
-func gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
-	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 }
 
 // Validators returns the values of the label validator.
@@ -480,71 +434,71 @@ func (m *Metrics) Admission(call string, d admission.Decision) {
 		if f.Reason == "" {
 			reason = none
 		}
-		m.admission.answers.WithLabelValues(call, validator, f.Answer.String(), reason, strconv.FormatBool(f.Audit)).Inc()
+		m.answers.WithLabelValues(call, validator, f.Answer.String(), reason, strconv.FormatBool(f.Audit)).Inc()
 		if f.FailedOpen {
-			m.admission.open.WithLabelValues(validator).Inc()
+			m.open.WithLabelValues(validator).Inc()
 		}
 		// findings of a validator follow each other; a pull waits for a registry
 		if f.Validator != timed && call != "PullImage" {
 			timed = f.Validator
-			m.admission.seconds.WithLabelValues(validator).Observe(f.Duration.Seconds())
+			m.seconds.WithLabelValues(validator).Observe(f.Duration.Seconds())
 		}
 	}
 }
 
 // Verification counts a verification of signatures by its outcome, one of [policyclient.Outcomes].
 func (m *Metrics) Verification(outcome string) {
-	m.admission.verifications.WithLabelValues(oneOf(policyclient.VerificationOutcomes(), outcome, other)).Inc()
+	m.verifications.WithLabelValues(oneOf(policyclient.VerificationOutcomes(), outcome, other)).Inc()
 }
 
 // ViewConflict counts a field in which the CRI and the API server differ about a pod.
 func (m *Metrics) ViewConflict(field string) {
-	m.admission.conflicts.WithLabelValues(oneOf(ConflictFields(), field, other)).Inc()
+	m.conflicts.WithLabelValues(oneOf(ConflictFields(), field, other)).Inc()
 }
 
 // PoliciesRead says whether the policy files were valid that were read.
-func (m *Metrics) PoliciesRead(valid bool) { m.admission.reloaded.WithLabelValues().Set(number(valid)) }
+func (m *Metrics) PoliciesRead(valid bool) { m.policiesReloaded.WithLabelValues().Set(number(valid)) }
 
 // Policies says how many policies are in use by kind, and how many fields in them this node never sees.
 func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	for _, kind := range PolicyKinds() {
-		m.admission.policies.WithLabelValues(kind).Set(float64(number(kind)))
+		m.policies.WithLabelValues(kind).Set(float64(number(kind)))
 	}
-	m.admission.unjudged.WithLabelValues().Set(float64(unjudged))
+	m.unjudged.WithLabelValues().Set(float64(unjudged))
 	// Queries need the series from the start, see begin.
 	m.findings(admission.RestrictionValidator, AdmissionCalls()[:4], admission.RestrictionViolated, admission.FieldUnknown)
 	if number(policyfiles.BackendKind) > 0 {
 		m.findings(admission.ReviewValidator, AdmissionCalls()[:4], admission.ReviewDenied, admission.ReviewUnavailable)
-		m.admission.open.WithLabelValues(admission.ReviewValidator)
+		m.open.WithLabelValues(admission.ReviewValidator)
 	}
 	if slices.ContainsFunc(policyfiles.SignatureKinds(), func(kind string) bool { return number(kind) > 0 }) {
 		m.findings(admission.SignatureValidator, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing,
 			admission.SignatureInvalid, admission.AttestationMissing, admission.ConditionNotMet,
 			admission.IdentityMismatch, admission.DigestRequired, admission.ContentMismatch, admission.FieldUnknown)
 		for _, call := range AdmissionCalls() { // an image that a default admits
-			m.admission.answers.WithLabelValues(call, admission.SignatureValidator, admission.Admit.String(),
+			m.answers.WithLabelValues(call, admission.SignatureValidator, admission.Admit.String(),
 				string(admission.SignatureMissing), "false")
 		}
 		for _, outcome := range policyclient.VerificationOutcomes() {
-			m.admission.verifications.WithLabelValues(outcome)
+			m.verifications.WithLabelValues(outcome)
 		}
 	}
 	for _, f := range ConflictFields() {
-		m.admission.conflicts.WithLabelValues(f)
+		m.conflicts.WithLabelValues(f)
 	}
 }
 
 func (m *Metrics) findings(validator string, calls []string, reasons ...admission.Reason) {
-	m.admission.seconds.WithLabelValues(validator)
+	m.seconds.WithLabelValues(validator)
 	for _, call := range calls {
 		for _, audit := range []string{"true", "false"} {
-			m.admission.answers.WithLabelValues(call, validator, admission.Admit.String(), none, audit)
+			m.answers.WithLabelValues(call, validator, admission.Admit.String(), none, audit)
 			for _, r := range append(reasons, admission.ValidatorFailed) {
 				answer := admission.Deny
 				if r == admission.EndorsementMissing {
 					answer = admission.Unverified
 				}
-				m.admission.answers.WithLabelValues(call, validator, answer.String(), string(r), audit)
+				m.answers.WithLabelValues(call, validator, answer.String(), string(r), audit)
 			}
 		}
 	}
@@ -552,7 +506,7 @@ func (m *Metrics) findings(validator string, calls []string, reasons ...admissio
 
 // NoPolicies says that no policies are configured any more.
 func (m *Metrics) NoPolicies() {
-	m.admission.policies.Reset()
-	m.admission.unjudged.Reset()
-	m.admission.reloaded.Reset()
+	m.policies.Reset()
+	m.unjudged.Reset()
+	m.policiesReloaded.Reset()
 }
