@@ -75,7 +75,6 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded, cli.View.Preloaded)
 }
 
-// pairFlags adds the flags of accept and forget that select pairs; all is the name of the flag of whole.
 func pairFlags(cmd *cobra.Command, repository, imageID *string, whole *bool, all, meaning string) {
 	cmd.Flags().StringVar(repository, "repository", "", "those of this `repository`")
 	cmd.Flags().StringVar(imageID, "image-id", "", "those of the image with this `ID`, or with this ID prefix")

@@ -18,7 +18,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/cli"
 )
 
-// docsCommand writes the text of --help in other formats, for builders and packagers of pullgatectl.
 func docsCommand(c *cli.Console) *cobra.Command {
 	cmd := cli.Group("docs", "Write the manual of pullgatectl", "", docsManCommand(), docsMarkdownCommand(c))
 	cmd.Hidden = true
@@ -109,7 +108,6 @@ func pages() []page {
 	}
 }
 
-// writeManual writes a manual page for each command of root into dir, and those of pages unless docs is "".
 func writeManual(root *cobra.Command, dir, docs string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // every user may read manual pages
 		return err

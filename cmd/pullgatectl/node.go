@@ -141,7 +141,6 @@ func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Enabler {
 	return to
 }
 
-// configured returns the daemon of the configuration file, or of the defaults if that cannot be read.
 func (s *nodeSwitch) configured() (nodeenable.Daemon, error) {
 	loaded, err := loadConfig(s.cmd, s.enabler.Host.Path(s.config))
 	if err != nil {
@@ -150,7 +149,6 @@ func (s *nodeSwitch) configured() (nodeenable.Daemon, error) {
 	return nodeenable.DaemonOf(loaded), nil
 }
 
-// running returns the running daemon, if its configuration file has the same settings.
 func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 	file, err := loadConfig(s.cmd, s.enabler.Host.Path(s.config))
 	if isAbsent(err) {
@@ -171,7 +169,6 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 	return d, nodeFailure(err)
 }
 
-// nodeChange makes cmd show a plan, and apply it after consent.
 func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command,
 	daemon func(*nodeSwitch, context.Context) (nodeenable.Daemon, error),
 	question string, plan func(nodeenable.Enabler, context.Context) (nodeenable.Plan, error),

@@ -315,7 +315,6 @@ func (t *policyTest) settings(cmd *cobra.Command) (policyfiles.TestSettings, err
 	return s, nil
 }
 
-// invalid prints each error of files on a line, and returns the error for the exit code.
 func (t *policyTest) invalid(err error) error {
 	all := safetext.Split(err)
 	for _, e := range all {
@@ -355,7 +354,6 @@ func (t *policyTest) read(stdin io.Reader) ([]policyfiles.TestPod, error) {
 	return pods, errors.Join(errs...)
 }
 
-// printTest prints a result. refuse is whether a restriction that the node cannot judge denies.
 func printTest(p *cli.Page, r *policyfiles.TestResult, refuse bool) {
 	for _, pod := range r.Pods {
 		name := pod.Namespace + "/" + pod.Name

@@ -20,7 +20,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// storeCommand groups the commands about the store: those that call the daemon, then those for an offline store.
 func storeCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c), storeBackupCommand(c), storeCheckCommand(c), storeDumpCommand(c), storeCompactCommand(c),

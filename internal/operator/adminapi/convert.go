@@ -122,7 +122,6 @@ func standingTo(s tracker.CredentialStatus) adminv1.CredentialStanding {
 	}[s]
 }
 
-// names finds the pod of a UID among the pods that have a sandbox.
 type names map[string]tracker.Pod
 
 func (s *Server) names() names {

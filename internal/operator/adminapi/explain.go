@@ -211,7 +211,6 @@ func (s *Server) askPolicies(
 	return s.explainPolicies(ctx, who, containers, present, name, req.GetImage(), req.GetAsk())
 }
 
-// explainPolicies asks the gate about containers with a present image, which the spec of the pod names so.
 func (s *Server) explainPolicies(ctx context.Context, who tracker.Pod, containers []string, present tracker.Image,
 	name imageref.Ref, inSpec string, ask bool,
 ) []admission.Explanation {

@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// An explanation is a decision with all facts that its explanation uses.
 type explanation struct {
 	tracker.Explanation
 	// Image is the requested name; Names are the names of the image.

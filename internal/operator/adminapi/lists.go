@@ -222,7 +222,6 @@ func filterOf(f *adminv1.ImageFilter) (filter, error) {
 	return filter{f, repository, secret}, err
 }
 
-// secretOf returns the Secret that a request selects by its fields secret and namespace; in is the path to these.
 func secretOf(in string, s *adminv1.SecretRef, namespace string) (records.SecretRef, error) {
 	of := records.SecretRef{UID: s.GetUid(), Namespace: cmp.Or(namespace, s.GetNamespace()), Name: s.GetName()}
 	if s.GetNamespace() != "" && s.GetNamespace() != of.Namespace {
@@ -232,7 +231,6 @@ func secretOf(in string, s *adminv1.SecretRef, namespace string) (records.Secret
 	return of, nil
 }
 
-// begins reports whether an image ID begins with a text, with "sha256:" or without.
 func begins(id, with string) bool {
 	return strings.HasPrefix(id, with) || strings.HasPrefix(strings.TrimPrefix(id, "sha256:"), with)
 }
@@ -243,7 +241,6 @@ type image struct {
 	facts         records.ImageFacts
 }
 
-// narrow reduces an image to the facts about the repository, and reports whether it is selected.
 func (f filter) narrow(i *image) bool {
 	if !begins(i.ID, f.GetImageId()) {
 		return false

@@ -103,7 +103,6 @@ func (s *Server) stateOf(
 	return c, c.State(reported)
 }
 
-// anyID is an image ID that no image has.
 const anyID = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
 
 // A resolver asks the runtime once for each name, and no more after the runtime could not be reached.

@@ -9,7 +9,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// mostProofs is how many proofs an explanation lists. A record has up to 100.
 const mostProofs = 10
 
 // Explanation prints the verdict, why, the evidence, what will happen and what would change it, as the daemon says.
@@ -213,7 +212,6 @@ func (v View) recordRows(row func(name, format string, args ...any), facts *admi
 	}
 }
 
-// carriedOver reports whether a proof is from an earlier content of its Secret, and not confirmed by a registry.
 func carriedOver(p *adminv1.Proof) bool { return len(p.GetRotatedFrom()) > 0 }
 
 func ofSecrets(secrets ...*adminv1.SecretRef) string {

@@ -44,7 +44,6 @@ func ofFlags() map[string]source {
 	}
 }
 
-// coordinates returns namespace/name; "" without a name.
 func coordinates[M interface {
 	GetNamespace() string
 	GetName() string
@@ -152,8 +151,6 @@ var (
 // IsID reports whether an argument is an image ID, or a beginning of one that is long enough, and not a name.
 func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPrefix(image, "sha256:")) }
 
-// expandIDs replaces the beginnings of IDs in a request, as tables show them, by the whole IDs. Empty and whole ones
-// are unchanged.
 func expandIDs(ctx context.Context, api adminv1.PullRecordsClient, request proto.Message) error {
 	m := request.ProtoReflect()
 	for _, of := range []struct {
@@ -198,7 +195,6 @@ func expandIDs(ctx context.Context, api adminv1.PullRecordsClient, request proto
 	return nil
 }
 
-// expand returns the only known value of a flag with a prefix. none is the error if there is none.
 func expand(ctx context.Context, api adminv1.PullRecordsClient, flag, prefix, advice, none string) (string, error) {
 	all, err := ofFlags()[flag](ctx, api)
 	if err != nil {

@@ -150,7 +150,6 @@ type View struct {
 	AbsoluteTimes bool      // prints times as dates, not as ages
 }
 
-// shortID is how many digits of an ID distinguish it from the others of a node, as in runtimes.
 const shortID = 12
 
 // ID returns an image ID or a credential ID.
@@ -162,7 +161,6 @@ func (v View) ID(id string) string {
 	return digits[:min(shortID, len(digits))]
 }
 
-// age returns a time for a table; "" if it is not known.
 func (v View) age(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
@@ -234,7 +232,6 @@ func Count[N int | int64 | uint64](n N, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// age returns a duration as kubectl does: 3d4h, 5m10s, 0s. A negative one is 0s, since clocks differ a little.
 func age(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
 // ParseAge reads a positive duration with days and years: 30d, 1y, 3d4h, 90m.

@@ -110,7 +110,6 @@ func findingsOf(d admission.Decision) []finding {
 	return all[:min(len(all), maxFindings)]
 }
 
-// digestOf returns the digest that links signatures to the image, "" if no policy requires signatures or there is none.
 func digestOf(d admission.Decision) string {
 	for _, f := range d.Findings {
 		if f.Digest != "" {

@@ -182,7 +182,6 @@ func (l *Log) append(line []byte) error {
 	return err
 }
 
-// swap continues in the file that is now at the path.
 func (l *Log) swap() error {
 	to, err := l.open(l.o.Path)
 	if err != nil {
@@ -222,7 +221,6 @@ type file struct {
 	torn bool // the last line is incomplete
 }
 
-// openFile opens a file for appending and creates it if it does not exist. Its directory must exist.
 func openFile(path string) (*file, error) { return open(path, os.O_CREATE) }
 
 func open(path string, flag int) (*file, error) {

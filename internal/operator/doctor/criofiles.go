@@ -94,8 +94,6 @@ func (h Host) providerConfigs() (files []string) {
 	return files
 }
 
-// startedBy returns the files that define how a program is started: its units, and the command lines of its processes
-// as far as they can be seen.
 func (h Host) startedBy(program string) (files []string) {
 	for _, dir := range []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/lib/systemd/system/"} {
 		files = append(append(files, dir+program+".service"), h.glob(dir+program+".service.d/*.conf")...)

@@ -119,7 +119,6 @@ func (n Node) otherConfiguration() []Finding {
 	return nil
 }
 
-// defaultConfig is the file that pullgated reads without --config.
 const defaultConfig = "/etc/pullgate/config.yaml"
 
 func (n Node) recorded(ctx context.Context) []Finding {
@@ -203,7 +202,6 @@ func (n Node) state(context.Context) []Finding {
 	return all
 }
 
-// socketPath returns the path of an endpoint's socket, the endpoint itself if it is not a Unix socket.
 func socketPath(endpoint string) string {
 	if path := Socket(endpoint); path != "" {
 		return path
@@ -329,7 +327,6 @@ func (p process) String() string {
 	return fmt.Sprintf("%s (process %d)", p.name, p.pid)
 }
 
-// running returns the node's own processes with these names, ordered by process ID.
 func (n Node) running(names ...string) (found []process) {
 	for _, pid := range n.pids() {
 		if p := (process{pid, n.nameOf(pid)}); slices.Contains(names, p.name) && n.ownProcess(pid) {

@@ -84,7 +84,6 @@ type check struct {
 	look func(Node, context.Context) []Finding
 }
 
-// checks are all checks of a node, in the order of their findings.
 func checks() []check {
 	return []check{
 		{"configuration", OnRequest, Node.configuration},
@@ -173,7 +172,6 @@ func (n Node) filled() Node {
 	return n
 }
 
-// read returns the content of a file; "" if it does not exist or is not a file.
 func (n Node) read(path string) string {
 	b, err := n.ReadFile(path)
 	if err != nil {
@@ -201,7 +199,6 @@ func fail(remediation, format string, args ...any) []Finding {
 	return []Finding{{Level: Fail, Found: fmt.Sprintf(format, args...), Remediation: remediation}}
 }
 
-// failed is fail with an error, or unknown if the error says that a permission is missing.
 func failed(err error, remediation, format string, args ...any) []Finding {
 	if errors.Is(err, fs.ErrPermission) {
 		return unknown("run it as root", format, args...)
@@ -253,7 +250,6 @@ func (a access) may(uid, gid int, want fs.FileMode) bool {
 	return mode&want == want
 }
 
-// writable returns a finding if users other than root can write the file at a path.
 func writable(info fs.FileInfo, path string) []Finding {
 	if !disk.OthersWrite(info, 0) {
 		return nil
@@ -262,7 +258,6 @@ func writable(info fs.FileInfo, path string) []Finding {
 		"%s has %s: users other than root decide which pod may use which image", path, accessOf(info))
 }
 
-// private returns a finding if users other than root have access to the file at a path.
 func private(info fs.FileInfo, path string, want fs.FileMode) []Finding {
 	a := accessOf(info)
 	if a.mode&^want == 0 && a.uid == 0 {

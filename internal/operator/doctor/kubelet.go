@@ -201,7 +201,6 @@ func (h Host) Discover(ctx context.Context, unit string) (Kubelet, error) {
 	return n, err
 }
 
-// arguments returns the flags that a service gives the kubelet, and what k3s and RKE2 set, with their file.
 func (h Host) arguments(s service) (args []word, before Settings, config string, err error) {
 	if !Kind(s.program()).Rancher() {
 		return s.words[1:], kubeletDefaults(), "", nil
@@ -277,7 +276,6 @@ func (h Host) find(ctx context.Context, name string) (Unit, error) {
 // Up reports whether a unit runs, or is about to.
 func (u Unit) Up() bool { return u.Active != "inactive" && u.Active != "failed" }
 
-// maxSize bounds what is read of one file; units and configurations have a few lines.
 const maxSize = 1 << 20
 
 // A Host is the machine to inspect. The zero value is the one that this program runs on.
@@ -385,7 +383,6 @@ func (h Host) kubeletOf(mainPID int) Process {
 	return Process{}
 }
 
-// words returns the arguments of a process, without the program.
 func (h Host) words(pid int) []word { return Process{pid, h.commandLine(pid)}.words() }
 
 func (h Host) pids() (pids []int) {

@@ -59,7 +59,6 @@ type kubeletFile struct {
 	HealthzPort *int    `json:"healthzPort"`
 }
 
-// settings returns what a kubelet with these arguments gets. Files and flags take precedence over those in s.
 func (h Host) settings(args []word, s Settings) (Settings, error) {
 	if root := last(args, "root-dir"); root.text != "" {
 		s.Root = Setting{root.text, root.from}
@@ -212,7 +211,6 @@ const (
 	rancherDocker     = "unix:///run/k3s/cri-dockerd/cri-dockerd.sock"
 )
 
-// rancher is the configuration of k3s or RKE2.
 type rancher struct {
 	// file is its configuration file; beside it is the folder of its drop-ins.
 	file    string
@@ -297,7 +295,6 @@ func (r rancher) one(name string, short ...string) word {
 	return found
 }
 
-// before has the settings that k3s itself makes. Files and flags of the kubelet take precedence.
 func (r rancher) before() Settings {
 	s := kubeletDefaults()
 	s.Runtime = Setting{rancherContainerd, r.product + " itself"}
@@ -322,7 +319,6 @@ func withScheme(endpoint string) string {
 	return endpoint
 }
 
-// kubeletArgs returns the flags of the kubelet as far as they come from files and from the command line of k3s.
 func (r rancher) kubeletArgs(h Host) []word {
 	var args []word
 	dir := r.one("data-dir", "d").text

@@ -29,7 +29,6 @@ type Unit struct {
 	Files       []string // the unit file and its drop-ins; later ones take precedence
 }
 
-// unitProperties are what is asked of systemd.
 const unitProperties = "Id,LoadState,ActiveState,SubState,MainPID,NRestarts,InvocationID,FragmentPath,DropInPaths"
 
 // Units returns the units of these names, one for each, whether there is one or not.
@@ -96,10 +95,8 @@ func (h Host) unitFiles(name, fragment string, dropIns []string) []string {
 	return append([]string{fragment}, dropIns...)
 }
 
-// A word is one argument of a command line, and the file that contains it.
 type word struct{ text, from string }
 
-// A service is the command line of a unit, from its files.
 type service struct {
 	execStart, execStartFrom string // the effective ExecStart=, on one line, as in the file execStartFrom
 	// words is the command line with its variables replaced, environment has their values.
@@ -161,7 +158,6 @@ func (h Host) service(u Unit) (service, error) {
 
 func (s service) program() string { return path.Base(s.words[0].text) }
 
-// readEnvironment reads the variables of one file; one with a "-" before it may be absent.
 func (s service) readEnvironment(h Host, file string) error {
 	file, optional := strings.CutPrefix(file, "-")
 	content, err := h.ReadFile(file)
@@ -219,7 +215,6 @@ func logical(content []byte) string {
 
 func split(s string) []string { return unquotedWords(s, true) }
 
-// unquotedWords takes the quotes off a value, and splits it unless it is one word.
 func unquotedWords(s string, atBlanks bool) []string {
 	var all []string
 	var b strings.Builder

@@ -134,7 +134,6 @@ const (
 	oldestCRIO       = 34 // 1.34, the oldest tested version
 )
 
-// versionIn returns the first version of three numbers in a text.
 func versionIn(text string) (*version.Version, error) {
 	return version.ParseGeneric(regexp.MustCompile(`\bv?\d{1,4}\.\d{1,4}\.\d{1,4}`).FindString(text))
 }
@@ -207,7 +206,6 @@ func crioVersion(v *version.Version) []Finding {
 	return ok("CRI-O is version %s: %s", v, how)
 }
 
-// versionOf runs the program of a process to get its version.
 func (n Node) versionOf(ctx context.Context, p process) (*version.Version, error) {
 	if !n.ownProcess(p.pid) {
 		return nil, errors.New("it is not a process of the node itself, so its program cannot be run")
@@ -225,7 +223,6 @@ func (n Node) versionOf(ctx context.Context, p process) (*version.Version, error
 	return v, nil
 }
 
-// runtimeName returns the name that the runtime reports, "" if it cannot be determined.
 func (n Node) runtimeName(ctx context.Context) string {
 	if name := n.Status.GetRuntime().GetName(); name != "" {
 		return name
@@ -242,7 +239,6 @@ func (n Node) runtimeName(ctx context.Context) string {
 
 const crio = "cri-o"
 
-// crioFiles checks the configuration of CRI-O, for credentials and short names, also of an unknown runtime.
 func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	name := n.runtimeName(ctx)
 	if name != "" && name != crio {
@@ -269,7 +265,6 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	return append(all, n.shortNames()...)
 }
 
-// shortNames checks the registries that CRI-O searches for images without a registry in their name.
 func (n Node) shortNames() (all []Finding) {
 	registries, file, unread := n.SearchRegistries()
 	for _, err := range unread {
@@ -285,27 +280,22 @@ func (n Node) shortNames() (all []Finding) {
 	return all
 }
 
-// defaultHosts is the hosts directory if the runtime's configuration names none.
 const defaultHosts = "/etc/containerd/certs.d"
 
-// maxMirrors bounds the number of mirrors that are checked.
 const maxMirrors = 50
 
-// A mirror is a host that the runtime pulls from instead of a registry.
 type mirror struct {
 	base  string // the URL below which /v2/ is
 	api   string // the URL of the API's root
 	where string // the file that names it
 }
 
-// A registries is the part of the runtime's configuration about registries.
 type registries struct {
 	mirrors []mirror
 	secrets []string // files with the runtime's own credentials
 	broken  []string // files that cannot be read, with the reason
 }
 
-// mirrors checks the mirrors of the runtime: what they serve without credentials every pod can prove access to.
 func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
 		return unknown("find its mirrors in its manual, and check that they require credentials",
@@ -395,7 +385,6 @@ func (n Node) registries() (r registries) {
 	return r
 }
 
-// containerdFiles returns the configuration files of the running containerd, or the usual ones.
 func (n Node) containerdFiles() (files []string) {
 	for _, p := range n.running("containerd") {
 		words := n.words(p.pid)
@@ -426,7 +415,6 @@ func (n Node) containerdFiles() (files []string) {
 	return files
 }
 
-// containerdFile adds the content of a containerd configuration of any version, and returns its hosts directories.
 func (n Node) containerdFile(path string, r *registries) (dirs []string) {
 	type registry struct {
 		ConfigPath string `toml:"config_path"`
@@ -499,7 +487,6 @@ func hasSecret(header map[string]any) bool {
 	return false
 }
 
-// toml reads a file, and reports whether the file exists and can be read.
 func (n Node) toml(path string, into any, r *registries) bool {
 	if !n.exists(path) {
 		return false

@@ -28,7 +28,6 @@ const (
 	policydService = "pullgate-policyd.service"
 )
 
-// without is what a node does that needs pullgate-policyd and does not reach it.
 func without(reviews, signatures bool) string {
 	var effects []string
 	if reviews {

@@ -51,7 +51,6 @@ func problem(field string, err error) []Finding {
 	return fail(program.HintOf(err), "%s: %v", field, err)
 }
 
-// caution returns a finding about a field that does not prevent pullgated from serving the CRI; none if err is nil.
 func caution(field string, err error) []Finding {
 	if err == nil {
 		return nil

@@ -21,7 +21,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// other replaces every label value that is not of its fixed set.
 const other = "other"
 
 const unknown = "unknown"
@@ -176,7 +175,6 @@ const (
 	checkFailed      = "error"
 )
 
-// resultOf returns what the kubelet's own verification would call a verdict.
 func resultOf(d policy.Decision) string {
 	switch {
 	case d.Reason == policy.RecordUnreadable:
@@ -368,7 +366,6 @@ func (m *Metrics) SetStore(counts func() records.Stats) {
 	}))
 }
 
-// none is the label reason of a finding that admits.
 const none = "none"
 
 func (m *Metrics) ofPolicies() {

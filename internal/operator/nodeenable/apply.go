@@ -189,7 +189,6 @@ func remove(h doctor.Host, file string) error {
 	return present(err)
 }
 
-// present returns an error except one that says that there is no such file.
 func present(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -205,7 +204,6 @@ func removeTemporary(h doctor.Host, file string) error {
 	return present(os.Remove(filepath.Join(filepath.Dir(path), temporary)))
 }
 
-// lock prevents changes of the same node by other processes until the file is closed.
 func lock(h doctor.Host) (*os.File, error) {
 	dir := filepath.Dir(h.Path(Journal))
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -21,7 +21,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// An inspection is the state of a node before planning.
 type inspection struct {
 	node doctor.Kubelet // the current state
 	// base is the node as it would be without the files and lines that this package wrote.
@@ -111,7 +110,6 @@ func (l *inspection) ownLines(h doctor.Host, f noted) error {
 	return nil
 }
 
-// listen is the endpoint that the kubelet dials, or dialled, for pullgated.
 func (s Enabler) listen(l inspection) string {
 	if l.journal != nil {
 		return l.journal.Endpoint
@@ -119,7 +117,6 @@ func (s Enabler) listen(l inspection) string {
 	return s.Daemon.Listen
 }
 
-// unmodified returns an error if others changed a file that this package wrote, which it does not touch then.
 func (l *inspection) unmodified() error {
 	if len(l.modifiedByOthers) == 0 {
 		return nil
@@ -195,7 +192,6 @@ type change struct {
 	lines   []line // the replaced lines in a file of another owner; nil if this package wrote the whole file
 }
 
-// planChange returns the change that makes the kubelet of a node dial endpoint, if it does not yet.
 func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error) {
 	c := n.Configured
 	ofUnit, ofConfig := ownFiles(n)
@@ -364,7 +360,6 @@ func undo(content []byte, lines []line) (before []byte, ok bool) {
 	return []byte(text), true
 }
 
-// takenBack reports whether the replaced line has already been restored.
 func takenBack(text string, l line) bool {
 	if l.Was != "" {
 		return len(places(text, l.Was)) == 1
