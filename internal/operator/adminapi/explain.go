@@ -38,8 +38,9 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	c.Policies = s.askPolicies(ctx, req, who, name, present)
 	explained := s.explained(c, present)
 	explained.Summary = text(c.Summary(req.GetImage()))
-	if explained.PolicyAnswers = all(c.Policies, policyAnswerTo); c.Policies != nil {
-		explained.UnjudgedRestrictions = s.unjudged()
+	explained.PolicyAnswers = all(c.Policies, policyAnswerTo)
+	for _, p := range s.c.Policies().GetPolicies() {
+		explained.UnjudgedRestrictions += int32(len(p.GetUnjudged())) //nolint:gosec // bounded by the size of the files
 	}
 	if refused != nil {
 		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // several images may match
@@ -55,7 +56,15 @@ func (s *Server) judge(
 		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown,
 		Settings: s.c.Settings,
 	}
-	s.learn(ctx, &c, name)
+	if s.c.PodSource != nil && who.UID != "" {
+		uses, known := s.c.PodSource.Uses(who.UID, name)
+		c.PodKnown = known
+		c.PullPolicy = tracker.PrecheckPolicy(all(uses, func(u podsource.Use) string { return u.PullPolicy }),
+			s.c.Gate.SkipsAlways())
+		if known && !who.Static {
+			c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, who.UID, name)
+		}
+	}
 	c.Explanation = s.c.Tracker.Explain(ctx, tracker.Request{
 		Pod: identity(who), Name: name, Image: present, Secrets: c.Secrets, Unasked: c.PullPolicy == tracker.PullNever,
 	})
@@ -145,18 +154,6 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	}
 }
 
-func (s *Server) learn(ctx context.Context, c *explanation, name imageref.Ref) {
-	if s.c.PodSource == nil || c.Pod.UID == "" {
-		return
-	}
-	uses, known := s.c.PodSource.Uses(c.Pod.UID, name)
-	policies := all(uses, func(u podsource.Use) string { return u.PullPolicy })
-	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate.SkipsAlways())
-	if c.PodKnown = known; known && !c.Pod.Static {
-		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, name)
-	}
-}
-
 func (s *Server) explained(c explanation, present tracker.Image) *adminv1.ExplainResponse {
 	e := &adminv1.Evidence{
 		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
@@ -208,21 +205,11 @@ func (s *Server) askPolicies(
 			containers = of
 		}
 	}
-	return s.explainPolicies(ctx, who, containers, present, name, req.GetImage(), req.GetAsk())
+	return s.c.Gate.ExplainPolicies(ctx, who, containers, imageOf(present, name), req.GetImage(), req.GetAsk())
 }
 
-func (s *Server) explainPolicies(ctx context.Context, who tracker.Pod, containers []string, present tracker.Image,
-	name imageref.Ref, inSpec string, ask bool,
-) []admission.Explanation {
-	image := admission.Image{ID: present.ID, Names: present.Names, Requested: name}
-	return s.c.Gate.ExplainPolicies(ctx, who, containers, image, inSpec, ask)
-}
-
-func (s *Server) unjudged() (n int32) {
-	for _, p := range s.c.Policies().GetPolicies() {
-		n += int32(len(p.GetUnjudged())) //nolint:gosec // bounded by the size of the policy files
-	}
-	return n
+func imageOf(present tracker.Image, name imageref.Ref) admission.Image {
+	return admission.Image{ID: present.ID, Names: present.Names, Requested: name}
 }
 
 func policyAnswerTo(e admission.Explanation) *adminv1.PolicyAnswer {

@@ -12,8 +12,9 @@ import (
 
 // Consequences returns what will happen at the kubelet's calls, first with the imagePullPolicy that the pod has.
 func (c explanation) Consequences() []string {
-	all := c.policyConsequences()
-	if c.sandboxDenied() || c.Allowed() && len(c.denied()) > 0 {
+	all, denied := c.policyConsequences(), c.denied()
+	if c.Allowed() && len(denied) > 0 || slices.ContainsFunc(denied,
+		func(e admission.Explanation) bool { return e.Stage == admission.StageSandbox }) {
 		return all // whatever the imagePullPolicy
 	}
 	outcome := map[string]string{
@@ -40,7 +41,11 @@ func (c explanation) Consequences() []string {
 }
 
 func (c explanation) withIfNotPresent() string {
-	outcome := "with the pod's credentials. If the registry accepts them, " + c.starts() +
+	starts := "the pod starts and its access is recorded"
+	if len(c.denied()) > 0 {
+		starts = "access is recorded"
+	}
+	outcome := "with the pod's credentials. If the registry accepts them, " + starts +
 		"; else it stays in ErrImagePull and ImagePullBackOff"
 	switch c.Reason {
 	case policy.Absent:
@@ -105,17 +110,13 @@ func (c explanation) Remedies() []string {
 	if (c.Allowed() || c.Reason == policy.Absent) && len(c.denied()) > 0 {
 		return all
 	}
-	return append(all, c.remedies()...)
-}
-
-func (c explanation) remedies() []string {
 	switch {
 	case c.Reason == policy.Absent:
-		return []string{"A pull brings the image, and proves access for the pods that have its credential."}
+		return append(all, "A pull brings the image, and proves access for the pods that have its credential.")
 	case c.Allowed():
-		return c.denials()
+		return append(all, c.denials()...)
 	default:
-		return c.permissions()
+		return append(all, c.permissions()...)
 	}
 }
 
@@ -166,7 +167,11 @@ func (c explanation) permissions() []string {
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	switch c.Reason {
 	case policy.ImageIDName:
-		c.addNames(add)
+		where := ""
+		if repositories := (tracker.Image{Names: c.Names}).Repositories(); len(repositories) > 0 {
+			where = "; this image is in " + enumerated(repositories)
+		}
+		add("Name the image in the pod's spec by its repository, with a tag or a digest%s.", where)
 	case policy.RecordUnreadable:
 		add("A pull of %s that succeeds, with imagePullPolicy IfNotPresent or Always, writes a new record.",
 			c.Pair.Repository)
@@ -187,14 +192,6 @@ func (c explanation) permissions() []string {
 		add("Add %s to preloadedImagesVerificationAllowlist%s: every pod may then use it.", c.Pair.Repository, reload)
 	}
 	return all
-}
-
-func (c explanation) addNames(add func(string, ...any)) {
-	where := ""
-	if repositories := (tracker.Image{Names: c.Names}).Repositories(); len(repositories) > 0 {
-		where = "; this image is in " + enumerated(repositories)
-	}
-	add("Name the image in the pod's spec by its repository, with a tag or a digest%s.", where)
 }
 
 func (c explanation) addProofs(add func(string, ...any)) {
@@ -340,10 +337,6 @@ func (c explanation) notAdmitted(certain bool) []admission.Explanation {
 		func(e admission.Explanation) bool { return e.Admitted() || e.Certain != certain })
 }
 
-func (c explanation) sandboxDenied() bool {
-	return slices.ContainsFunc(c.denied(), func(e admission.Explanation) bool { return e.Stage == admission.StageSandbox })
-}
-
 // by returns the policies of a call that do not admit it, those that deny whatever is not known first.
 func by(e admission.Explanation) string {
 	var names, unknown []string
@@ -445,11 +438,4 @@ func (c explanation) policyRemedies() (all []string) {
 		}
 	}
 	return all
-}
-
-func (c explanation) starts() string {
-	if len(c.denied()) > 0 {
-		return "access is recorded"
-	}
-	return "the pod starts and its access is recorded"
 }

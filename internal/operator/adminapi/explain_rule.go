@@ -172,8 +172,7 @@ func (c explanation) Rule() string {
 	case policy.Open:
 		return c.open()
 	case policy.Granted:
-		return fmt.Sprintf("%s was allowed %s before, and its grant lasts until it ends; %s.", upper(c.who()), repository,
-			c.grantedBy())
+		return c.granted()
 	case policy.Proved, policy.ProvedInGrace:
 		return c.proved()
 	case policy.ProofExpired:
@@ -235,18 +234,19 @@ func (c explanation) open() string {
 		"credential of the node.", c.Pair.Repository, since)
 }
 
-func (c explanation) grantedBy() string {
-	if c.Grant == nil {
-		return "what the grant depends on is unknown"
-	}
-	switch c.Grant.Reason {
-	case policy.Granted:
-		return "the grant was restored from a container that ran when pullgated started"
-	case policy.Proved, policy.ProvedInGrace:
-		return "the grant depends on credential " + short(string(c.Grant.Credential)) + ", which proved access"
+func (c explanation) granted() string {
+	by := "what the grant depends on is unknown"
+	switch g := c.Grant; {
+	case g == nil:
+	case g.Reason == policy.Granted:
+		by = "the grant was restored from a container that ran when pullgated started"
+	case g.Reason == policy.Proved, g.Reason == policy.ProvedInGrace:
+		by = "the grant depends on credential " + short(string(g.Credential)) + ", which proved access"
 	default:
-		return "the reason was " + string(c.Grant.Reason)
+		by = "the reason was " + string(g.Reason)
 	}
+	return fmt.Sprintf("%s was allowed %s before, and its grant lasts until it ends; %s.", upper(c.who()),
+		c.Pair.Repository, by)
 }
 
 func (c explanation) proved() string {

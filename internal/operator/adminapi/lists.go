@@ -213,15 +213,6 @@ type filter struct {
 	secret     records.SecretRef
 }
 
-func filterOf(f *adminv1.ImageFilter) (filter, error) {
-	repository, err := repositoryOf("filter.repository", f.GetRepository())
-	if err != nil {
-		return filter{}, err
-	}
-	secret, err := secretOf("filter.", f.GetSecret(), f.GetNamespace())
-	return filter{f, repository, secret}, err
-}
-
 func secretOf(in string, s *adminv1.SecretRef, namespace string) (records.SecretRef, error) {
 	of := records.SecretRef{UID: s.GetUid(), Namespace: cmp.Or(namespace, s.GetNamespace()), Name: s.GetName()}
 	if s.GetNamespace() != "" && s.GetNamespace() != of.Namespace {
@@ -273,8 +264,12 @@ func (f filter) narrow(i *image) bool {
 
 // ListImages lists images, ordered by ID.
 func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest) (*adminv1.ListImagesResponse, error) {
-	f, err := filterOf(req.GetFilter())
-	if err != nil {
+	f := filter{ImageFilter: req.GetFilter()}
+	var err error
+	if f.repository, err = repositoryOf("filter.repository", f.GetRepository()); err != nil {
+		return nil, err
+	}
+	if f.secret, err = secretOf("filter.", f.GetSecret(), f.GetNamespace()); err != nil {
 		return nil, err
 	}
 	images, asked, err := s.images(ctx)

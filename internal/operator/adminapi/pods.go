@@ -87,7 +87,8 @@ func (s *Server) stateOf(
 ) (c explanation, state string) {
 	if row.Image.Empty() { // only a pod that may use every image has a state without one
 		c.Decision = s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))
-		c.Policies = s.explainPolicies(ctx, row.Pod, []string{row.Container}, tracker.Image{}, row.Image, "", false)
+		c.Policies = s.c.Gate.ExplainPolicies(ctx, row.Pod, []string{row.Container}, admission.Image{Requested: row.Image}, "",
+			false)
 		if state = c.State(reported); state == stateNeedsProof {
 			state = "unknown"
 		}
@@ -98,8 +99,8 @@ func (s *Server) stateOf(
 		return c, "unknown"
 	}
 	c = s.judge(waiting, row.Pod, row.Image, present, refused)
-	name := row.Image.String()
-	c.Policies = s.explainPolicies(ctx, row.Pod, []string{row.Container}, present, row.Image, name, false)
+	c.Policies = s.c.Gate.ExplainPolicies(ctx, row.Pod, []string{row.Container}, imageOf(present, row.Image),
+		row.Image.String(), false)
 	return c, c.State(reported)
 }
 

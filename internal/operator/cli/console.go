@@ -106,7 +106,7 @@ func (c *Console) Root(use, short, long string, commands ...*cobra.Command) *cob
 		"`socket` of pullgated's admin API, else $"+EndpointVariable+", else "+Default)
 	root.PersistentFlags().DurationVar(&c.timeout, "timeout", 10*time.Second,
 		"how long to wait for one answer; 0 is without end, and so are watch and backup")
-	root.SetFlagErrorFunc(wrongFlag)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) })
 	// A group can run only to return an error, so that is not a usage.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}",
 		"{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
@@ -135,8 +135,6 @@ func OneArgument(name string) cobra.PositionalArgs {
 		}
 	}
 }
-
-func wrongFlag(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) }
 
 // Group makes a command that only contains others. Without one of them it is wrong usage, for scripts.
 func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {

@@ -44,13 +44,12 @@ func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
 	p.Gap()
 	p.Line("Policies:")
 	for _, a := range e.GetPolicyAnswers() {
-		what := "sandbox"
+		what := "container " + a.GetContainer()
 		switch {
 		case a.GetCall() == "RunPodSandbox":
+			what = "sandbox"
 		case a.GetContainer() == "":
 			what = "a container"
-		default:
-			what = "container " + a.GetContainer()
 		}
 		switch {
 		case a.GetExemption() != "" && len(a.GetFindings()) > 0:
@@ -90,10 +89,6 @@ func printFinding(p *Page, f *adminv1.Finding) {
 	case f.GetPolicy() != "":
 		p.Prose("    - ", "accepted by policy %s", f.GetPolicy())
 	}
-}
-
-func onePod(e *adminv1.ExplainResponse) bool {
-	return e.GetPod().GetName() != "" || e.GetPod().GetUid() != ""
 }
 
 func sentences(p *Page, title string, list []string) {
@@ -155,7 +150,7 @@ func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 		row("pod has", "credential %s%s: %s", v.ID(c.GetCredentialId()), ofSecrets(c.GetSecret()), standing(c.GetStanding()))
 	}
 	switch {
-	case !onePod(e):
+	case e.GetPod().GetName() == "" && e.GetPod().GetUid() == "":
 	case !facts.GetCredentialsKnown():
 		row("pod has", "credentials that are unknown, or not all known")
 	case len(facts.GetCredentials()) == 0:

@@ -173,13 +173,9 @@ func (v View) Grants(p *Page, r *adminv1.ListGrantsResponse) { v.grants(p, r.Get
 func (v View) grants(p *Page, grants []*adminv1.Grant) {
 	tableOf(p, []string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, grants,
 		func(g *adminv1.Grant) []string {
-			name := ""
-			if g.GetPod().GetName() != "" {
-				name = podName(g.GetPod())
-			}
 			return []string{
-				name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(),
-				v.ID(g.GetCredentialId()),
+				coordinates(g.GetPod()), g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()),
+				g.GetReason(), v.ID(g.GetCredentialId()),
 			}
 		})
 }

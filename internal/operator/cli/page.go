@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -74,11 +75,7 @@ func (p *Page) Prose(first, format string, args ...any) { p.PaintProse(Plain, fi
 // PaintProse adds a paragraph in a colour.
 func (p *Page) PaintProse(c Colour, first, format string, args ...any) {
 	line := first
-	width := maxWidth
-	if p.Width > 0 {
-		width = min(p.Width, maxWidth)
-	}
-	quoted := false
+	width, quoted := min(cmp.Or(p.Width, maxWidth), maxWidth), false
 	for i, word := range strings.Split(Safe(fmt.Sprintf(format, args...)), " ") {
 		switch {
 		case i == 0:
@@ -137,10 +134,7 @@ func (p *Page) Take() []byte {
 }
 
 func shown(cell string) string {
-	if cell == "" {
-		return "-"
-	}
-	return Safe(cell)
+	return cmp.Or(Safe(cell), "-")
 }
 
 // A View contains the settings for text output.
@@ -200,28 +194,17 @@ func (v View) lasting(t *timestamppb.Timestamp) string {
 func (View) date(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
 
 func podName(p *adminv1.PodRef) string {
-	switch {
-	case p.GetName() != "":
-		return p.GetNamespace() + "/" + p.GetName()
-	case p.GetUid() != "":
+	if p.GetName() == "" && p.GetUid() != "" {
 		return "UID " + p.GetUid()
-	default:
-		return ""
 	}
+	return coordinates(p)
 }
 
 func secretName(s *adminv1.SecretRef) string {
-	switch {
-	case isNamespace(s):
+	if s.GetName() == "" && s.GetUid() == "" && s.GetNamespace() != "" {
 		return "runtime for namespace " + s.GetNamespace()
-	case s.GetName() == "":
-		return ""
 	}
-	return s.GetNamespace() + "/" + s.GetName()
-}
-
-func isNamespace(s *adminv1.SecretRef) bool {
-	return s.GetName() == "" && s.GetUid() == "" && s.GetNamespace() != ""
+	return coordinates(s)
 }
 
 // Count returns a number with its noun.
@@ -253,9 +236,8 @@ func Size(bytes int64) string {
 		return fmt.Sprintf("%d B", bytes)
 	}
 	value, unit := float64(bytes)/1024, 0
-	units := []string{"KiB", "MiB", "GiB", "TiB"}
-	for value >= 1024 && unit < len(units)-1 {
-		value, unit = value/1024, unit+1
+	for ; value >= 1024 && unit < 3; unit++ {
+		value /= 1024
 	}
-	return fmt.Sprintf("%.1f %s", value, units[unit])
+	return fmt.Sprintf("%.1f %ciB", value, "KMGT"[unit])
 }

@@ -29,7 +29,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	if s.GetPolicy() != "" {
 		line(Plain, "Policy", "%s", s.GetPolicy())
 	}
-	store := s.GetStore()
+	store, runtime := s.GetStore(), s.GetRuntime()
 	line(Plain, "Store", "%s, format %d, %s", store.GetPath(), store.GetFormat(), Size(store.GetBytes()))
 	counts := []string{
 		Count(store.GetRecords(), "record", "records"), Count(store.GetIntents(), "intent", "intents"),
@@ -43,11 +43,14 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 		line(Bad, "", "in distrust since %s: %s", v.date(d.GetSince()), d.GetReason())
 		line(Bad, "", "pullgatectl distrust end --dry-run shows which images ending it opens")
 	}
-	runtime := s.GetRuntime()
+	version := ""
+	if runtime.GetName() != "" {
+		version = ", " + strings.TrimSpace(runtime.GetName()+" "+runtime.GetVersion())
+	}
 	if runtime.GetUp() {
-		line(Good, "Runtime", "%s, up%s", runtime.GetEndpoint(), also(runtime.GetName(), runtime.GetVersion()))
+		line(Good, "Runtime", "%s, up%s", runtime.GetEndpoint(), version)
 	} else {
-		line(Bad, "Runtime", "%s, NOT reached%s", runtime.GetEndpoint(), also(runtime.GetName(), runtime.GetVersion()))
+		line(Bad, "Runtime", "%s, NOT reached%s", runtime.GetEndpoint(), version)
 	}
 	switch source := s.GetPodSource(); {
 	case source == nil:
@@ -96,13 +99,6 @@ func (v View) Configuration(p *Page, s *adminv1.GetStatusResponse) {
 	p.Line("Configuration in force:")
 	p.Gap()
 	p.Text("  ", s.GetConfiguration())
-}
-
-func also(name, version string) string {
-	if name == "" {
-		return ""
-	}
-	return ", " + strings.TrimSpace(name+" "+version)
 }
 
 // Policies prints the policies in use.
@@ -168,6 +164,12 @@ func reviewBackends(p *Page, backends []*adminv1.Policy) {
 	}
 	p.Gap()
 	head := []string{"KIND", "NAME", "DEFAULTALLOW", "ALLOWTTL", "DENYTTL", "IMAGE VOLUMES", "NAMESPACES"}
+	kept := func(d *durationpb.Duration) string {
+		if d.AsDuration() == 0 {
+			return "no cache"
+		}
+		return d.AsDuration().String()
+	}
 	tableOf(p, head, backends, func(policy *adminv1.Policy) []string {
 		b := policy.GetReviewBackend()
 		byDefault := strconv.FormatBool(b.GetDefaultAllow())
@@ -193,34 +195,21 @@ func signatureRules(p *Page, policies []*adminv1.Policy) {
 	var rows [][]string
 	for _, policy := range policies {
 		for _, r := range policy.GetSignatureRules() {
-			requires := []string{}
-			if r.GetRequires() != "" {
-				requires = append(requires, r.GetRequires())
-			}
+			requires := r.GetRequires()
 			if r.GetDigestRequired() {
-				requires = append(requires, "a digest in the name")
+				requires += "; a digest in the name"
 			}
 			if r.GetDefault() != "" {
-				requires = append(requires, "other images: "+r.GetDefault())
+				requires += "; other images: " + r.GetDefault()
 			}
-			mode := "enforce"
-			if r.GetAudit() {
-				mode = "audit"
-			}
+			mode := map[bool]string{true: "audit", false: "enforce"}[r.GetAudit()]
 			rows = append(rows, []string{
 				policy.GetKind(), policy.GetName(), r.GetName(), mode, r.GetNamespaces(), strings.Join(r.GetImages(), ", "),
-				strings.Join(requires, "; "),
+				strings.TrimPrefix(requires, "; "),
 			})
 		}
 	}
 	p.Table([]string{"KIND", "NAME", "RULE", "MODE", "NAMESPACES", "IMAGES", "REQUIRES"}, rows)
-}
-
-func kept(d *durationpb.Duration) string {
-	if d.AsDuration() == 0 {
-		return "no cache"
-	}
-	return d.AsDuration().String()
 }
 
 // Unjudged returns the sentence above a list of restrictions that a node cannot judge, by admission.unjudged.
@@ -271,10 +260,7 @@ func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageRespons
 			if s.GetCounts() {
 				counts = "yes"
 			}
-			signer := s.GetSigner()
-			if signer == "" {
-				signer = "unknown"
-			}
+			signer := cmp.Or(s.GetSigner(), "unknown")
 			return []string{counts, signer, v.ID(s.GetSubject()), s.GetFoundBy(), v.ID(s.GetDigest()), s.GetReason()}
 		})
 }
