@@ -56,26 +56,11 @@ const examples = `  # How are daemon, store and runtime?
 
 func rootCommand(c *cli.Console, on machine) *cobra.Command {
 	on.node.Stale = nodeenable.Stale
-	// Each command has a constructor that takes the console.
 	root := c.Root("pullgatectl", "Show and correct what the pullgated of this node knows", long,
-		statusCommand(c),
-		imagesCommand(c),
-		intentsCommand(c),
-		grantsCommand(c),
-		podsCommand(c),
-		explainCommand(c),
-		revokeCommand(c),
-		preloadedCommand(c),
-		endorsementCommand(c),
-		distrustCommand(c),
-		storeCommand(c),
-		doctorCommand(c, on.node),
-		watchCommand(c),
-		nodeCommand(c, on.enabler),
-		policyCommand(c),
-		versionCommand(c),
-		docsCommand(c),
-	)
+		statusCommand(c), imagesCommand(c), intentsCommand(c), grantsCommand(c), podsCommand(c), explainCommand(c),
+		revokeCommand(c), preloadedCommand(c), endorsementCommand(c), distrustCommand(c), storeCommand(c),
+		doctorCommand(c, on.node), watchCommand(c), nodeCommand(c, on.enabler), policyCommand(c), versionCommand(c),
+		docsCommand(c))
 	root.Example = examples
 	root.Version = program.VersionLine("pullgatectl") // --version, as in pullgated
 	root.SetVersionTemplate("{{.Version}}\n")

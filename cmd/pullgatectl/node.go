@@ -54,7 +54,7 @@ killed, run it again, or pullgatectl node disable: each leaves a consistent stat
   pullgatectl node enable --yes`,
 		Args: cobra.NoArgs,
 	}
-	return nodeChange(c, enabler, cmd, (*nodeSwitch).running, "Make the kubelet use pullgated?", nodeenable.Enabler.Enable)
+	return nodeChange(c, enabler, cmd, true)
 }
 
 func nodeDisableCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
@@ -74,11 +74,7 @@ changes stay reverted.`,
   pullgatectl node disable --yes`,
 		Args: cobra.NoArgs,
 	}
-	daemon := func(s *nodeSwitch, _ context.Context) (nodeenable.Daemon, error) {
-		d, _ := s.configured() // the defaults suffice if it cannot be read
-		return d, nil
-	}
-	return nodeChange(c, enabler, cmd, daemon, "Revert this?", nodeenable.Enabler.Disable)
+	return nodeChange(c, enabler, cmd, false)
 }
 
 func nodeStatusCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
@@ -169,10 +165,7 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 	return d, nodeFailure(err)
 }
 
-func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command,
-	daemon func(*nodeSwitch, context.Context) (nodeenable.Daemon, error),
-	question string, plan func(nodeenable.Enabler, context.Context) (nodeenable.Plan, error),
-) *cobra.Command {
+func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, enable bool) *cobra.Command {
 	s := nodeFlags(c, enabler, cmd)
 	cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute,
 		"how long the kubelet may take to become healthy after its restart")
@@ -180,9 +173,13 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command,
 	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx := cmd.Context()
-		d, err := daemon(s, ctx)
-		if err != nil {
-			return err
+		plan, question := nodeenable.Enabler.Disable, "Revert this?"
+		d, err := s.configured() // for disable the defaults suffice if it cannot be read
+		if enable {
+			plan, question = nodeenable.Enabler.Enable, "Make the kubelet use pullgated?"
+			if d, err = s.running(ctx); err != nil {
+				return err
+			}
 		}
 		if s.wait <= 0 {
 			return cli.Misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)

@@ -221,7 +221,10 @@ func (n Node) sockets(ctx context.Context) []Finding {
 		{"admin.listen", n.Config.Admin.Listen},
 	} {
 		if s.endpoint != "" {
-			all = append(all, n.own(ctx, s.field, socketPath(s.endpoint))...)
+			found, _ := n.own(ctx, ownSocket{
+				s.field, socketPath(s.endpoint), "pullgated", "pullgated", "systemctl status pullgated", "",
+			})
+			all = append(all, found...)
 			folders = append(folders, filepath.Dir(socketPath(s.endpoint)))
 		}
 	}
@@ -235,25 +238,30 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	return append(all, runtime...)
 }
 
-func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
-	info, err := n.socket(path)
+// An ownSocket is the socket of a program of ours. effect is what follows from its failure.
+type ownSocket struct{ field, path, program, unit, start, effect string }
+
+// own checks that only root has access to a socket, and which process serves it.
+func (n Node) own(ctx context.Context, s ownSocket) (all []Finding, served bool) {
+	info, err := n.socket(s.path)
 	if err != nil {
-		return failed(err, "systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)
+		return failed(err, s.start+"; then compare "+s.field+" with where it listens", "%s: %v%s", s.field, err, s.effect), false
 	}
-	all = private(info, path, 0o600)
-	peer, err := n.peer(ctx, path)
+	all = private(info, s.path, 0o600)
+	peer, err := n.peer(ctx, s.path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		all = append(all, unknown("run it as root", "%s: who listens at %s: %v", field, path, err)...)
+		return append(all, unknown("run it as root", "%s: who listens at %s: %v", s.field, s.path, err)...), false
 	case err != nil:
-		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err)...)
-	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // systemd keeps it for pullgated
-		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid,
-			field), "%s: %s is served by %s", field, path, peer)...)
+		return append(all, fail("systemctl restart "+s.unit, "%s: %s: %v%s", s.field, s.path, err, s.effect)...), false
+	// systemd keeps it for the program; the kernel keeps 15 letters of a name
+	case peer.name != "" && peer.name != "systemd" && peer.name != s.program[:min(15, len(s.program))]:
+		return append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart %s", peer.pid,
+			s.field, s.unit), "%s: %s is served by %s", s.field, s.path, peer)...), false
 	case len(all) == 0:
-		all = append(all, ok("%s: %s is served by %s", field, path, peer)...)
+		all = ok("%s: %s is served by %s", s.field, s.path, peer)
 	}
-	return all
+	return all, accessOf(info).uid == 0
 }
 
 func (n Node) runtimeSocket(ctx context.Context, path string) []Finding {

@@ -234,9 +234,9 @@ func accessOf(info fs.FileInfo) access {
 	return a
 }
 
-func (a access) owner() string { return fmt.Sprintf("user %d, group %d", a.uid, a.gid) }
-
-func (a access) String() string { return fmt.Sprintf("mode %04o and belongs to %s", a.mode, a.owner()) }
+func (a access) String() string {
+	return fmt.Sprintf("mode %04o and belongs to user %d, group %d", a.mode, a.uid, a.gid)
+}
 
 // may reports whether a user has permissions, which are those of a class: 4 read, 1 search.
 func (a access) may(uid, gid int, want fs.FileMode) bool {

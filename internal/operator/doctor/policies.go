@@ -58,7 +58,13 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if without == "" {
 		return ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)
 	}
-	all := n.policyd(ctx, socketPath(a.PolicydSocket), set.Hash, without)
+	path := socketPath(a.PolicydSocket)
+	all, served := n.own(ctx, ownSocket{
+		"admission.policydSocket", path, policydProgram, policydSocket, "systemctl enable --now " + policydSocket, ": " + without,
+	})
+	if served {
+		all = append(all, n.askPolicyd(ctx, path, set.Hash, without)...)
+	}
 	all = append(all, n.policydUnits(ctx, without)...)
 	all = append(all, n.policydFolder()...)
 	return append(all, n.policydFiles(ctx, backends)...)
@@ -75,35 +81,6 @@ func (n Node) policyPaths() policyfiles.Paths {
 	return policyfiles.Paths{
 		Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels), TrustedRoot: rooted(a.TrustedRoot),
 	}
-}
-
-func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding {
-	info, err := n.socket(path)
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return unknown("run it as root", "admission.policydSocket: %v", err)
-	case err != nil:
-		return fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it "+
-			"listens", "admission.policydSocket: %v, and a policy file needs it: %s", err, without)
-	}
-	if a := accessOf(info); a.uid != 0 {
-		return fail("remove it, then systemctl restart "+policydSocket,
-			"admission.policydSocket: %s belongs to %s: pullgated does not use it, %s", path, a.owner(), without)
-	}
-	all := private(info, path, 0o600)
-	peer, err := n.peer(ctx, path)
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return append(all, unknown("run it as root", "admission.policydSocket: who listens at %s: %v", path, err)...)
-	case err != nil:
-		return append(all, fail("systemctl restart "+policydSocket, "admission.policydSocket: %s: %v: %s", path, err,
-			without)...)
-	// the kernel keeps 15 letters
-	case peer.name != "" && peer.name != "systemd" && !strings.HasPrefix(policydProgram, peer.name):
-		return append(all, fail(fmt.Sprintf("stop process %d, then systemctl restart %s", peer.pid, policydSocket),
-			"admission.policydSocket: %s is served by %s", path, peer)...)
-	}
-	return append(all, n.askPolicyd(ctx, path, hash, without)...)
 }
 
 func (n Node) askPolicyd(ctx context.Context, path, hash, without string) []Finding {

@@ -1,6 +1,7 @@
 package nodeenable
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,12 @@ func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 		return fmt.Errorf("lock the folder of %s: %w", Journal, err)
 	}
 	defer func() { err = errors.Join(err, locked.Close()) }()
-	if err := s.same(ctx, p); err != nil {
-		return err
+	plan := s.Disable
+	if p.Enable {
+		plan = s.Enable
+	}
+	if now, err := plan(ctx); err != nil || !reflect.DeepEqual(now.Steps, p.Steps) {
+		return cmp.Or(err, program.Hintf("run it again", "%w", ErrChanged))
 	}
 	did, err := s.do(ctx, p)
 	if err == nil {
@@ -48,18 +53,6 @@ func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 		}
 	}
 	return s.rollBack(ctx, p, did, err)
-}
-
-func (s Enabler) same(ctx context.Context, p Plan) error {
-	plan := s.Disable
-	if p.Enable {
-		plan = s.Enable
-	}
-	now, err := plan(ctx)
-	if err == nil && !reflect.DeepEqual(now.Steps, p.Steps) {
-		err = program.Hintf("run it again", "%w", ErrChanged)
-	}
-	return err
 }
 
 func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {

@@ -1,6 +1,7 @@
 package nodeenable
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,15 +187,12 @@ type watcher struct {
 }
 
 func (w *watcher) watch(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errUnhealthy)
+	ctx, cancel := context.WithTimeoutCause(ctx, w.s.Wait, errUnhealthy)
 	defer cancel()
 	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
 	wrong := errors.New("it was not checked")
-	settle := w.s.Settle
-	if settle <= 0 {
-		settle = settled
-	}
+	settle := cmp.Or(w.s.Settle, settled)
 	for {
 		restarts, err := w.check(ctx)
 		switch {
@@ -217,7 +215,7 @@ func (w *watcher) watch(ctx context.Context) error {
 			if !w.well.IsZero() {
 				wrong = errors.New("it has not been healthy for long enough")
 			}
-			return fmt.Errorf("%w within %s: %w", errUnhealthy, w.s.wait(), wrong)
+			return fmt.Errorf("%w within %s: %w", errUnhealthy, w.s.Wait, wrong)
 		}
 	}
 }
@@ -245,18 +243,17 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 		if why := w.s.unhealthy(ctx, n.Configured.Healthz); why != "" {
 			return u.Restarts, errors.New(why)
 		}
-		err = w.arrives(ctx, n)
 	}
-	if w.endpoint == "" {
+	switch {
+	case w.endpoint == "":
 		err = nil
+	case err == nil:
+		err = w.arrives(ctx, n)
 	}
 	return u.Restarts, err
 }
 
 func (w *watcher) arrives(ctx context.Context, n doctor.Kubelet) error {
-	if w.endpoint == "" {
-		return nil
-	}
 	if n.Running != nil && !n.Running.Through(w.endpoint) {
 		return fmt.Errorf("the kubelet dials %s, set by %s", n.Running.Runtime.Value, n.Running.Runtime.From)
 	}

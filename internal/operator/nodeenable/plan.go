@@ -9,7 +9,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
@@ -49,8 +48,6 @@ type Step struct {
 	content []byte
 	mode    fs.FileMode
 }
-
-const kubeletWait = 2 * time.Minute
 
 // Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose
 // kubelet could still bypass pullgated; the error then is a [program.HintError].
@@ -163,16 +160,9 @@ func (s Enabler) enableSteps(l inspection, c change, before []byte) []Step {
 	}
 	steps = append(steps, restartSteps(l.base.Unit.Name, reload)...)
 	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up, the kubelet "+
-		"is healthy, its calls arrive at pullgated; else revert all changes", s.wait())})
+		"is healthy, its calls arrive at pullgated; else revert all changes", s.Wait)})
 	j.Phase = Enabled
 	return append(steps, noteStep("note in "+Journal+" that it is done", j))
-}
-
-func (s Enabler) wait() time.Duration {
-	if s.Wait <= 0 {
-		return kubeletWait
-	}
-	return s.Wait
 }
 
 // Disable plans to revert what Enable did. It needs neither pullgated nor its configuration.
@@ -209,7 +199,7 @@ func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 	}
 	p.Steps = append(p.Steps, restartSteps(l.node.Unit.Name, reload)...)
 	p.Steps = append(p.Steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up and the "+
-		"kubelet is healthy", s.wait())})
+		"kubelet is healthy", s.Wait)})
 	if l.journal != nil {
 		p.Steps = append(p.Steps, Step{Action: Remove, Text: "remove " + Journal, Path: Journal})
 	}
