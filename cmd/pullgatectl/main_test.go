@@ -105,8 +105,7 @@ func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the program as a process")
 	}
-	store, err := filepath.Abs("../../internal/records/testdata/format-1.db")
-	testkit.Must(t, err)
+	store := testkit.Value(filepath.Abs("../../internal/records/testdata/format-1.db"))(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		Deadline:            time.Now().Add(2 * time.Minute), // for a program that hangs
@@ -477,14 +476,12 @@ func testPage(t *testing.T, manual string, atLeast int) {
 	if _, err := exec.LookPath("jq"); err != nil {
 		t.Skip("no jq on this machine")
 	}
-	d, err := startDaemon(filepath.Join("testdata", "answers"))
-	testkit.Must(t, err)
+	d := testkit.Value(startDaemon(filepath.Join("testdata", "answers")))(t)
 	t.Cleanup(func() {
 		d.stop()
 		_ = os.RemoveAll(d.dir)
 	})
-	raw, err := os.ReadFile(manual)
-	testkit.Must(t, err)
+	raw := testkit.Value(os.ReadFile(manual))(t)
 	var want strings.Builder
 	inside, ran := false, 0
 	for line := range strings.Lines(string(raw)) {
@@ -519,8 +516,7 @@ func TestSignaturePagesShowTheirPolicies(t *testing.T) {
 		"require-signatures.md":   "signature/policies/team-a.yaml",
 		"allow-scanned-images.md": "attestation/policies/scanned.yaml",
 	} {
-		page, err := os.ReadFile(filepath.Join(docs, name))
-		testkit.Must(t, err)
+		page := testkit.Value(os.ReadFile(filepath.Join(docs, name)))(t)
 		policy, err := os.ReadFile(filepath.Join(docs, "examples", example))
 		if err != nil || !strings.Contains(string(page), "```yaml\n"+string(policy)+"```\n") {
 			t.Errorf("%s does not show %s, %v", name, policy, err)

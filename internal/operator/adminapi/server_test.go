@@ -159,8 +159,7 @@ func newWorld(t *testing.T, o tracker.Options, change ...func(c *adminapi.Config
 
 func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pga") //nolint:usetesting // a socket's path must be short
-	must(t, err)
+	dir := testkit.Value(os.MkdirTemp("", "pga"))(t) //nolint:usetesting // a socket's path must be short
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	w := &world{
 		t: t, store: store, key: credential.NewKey(), feed: &adminapi.Feed{}, socket: filepath.Join(dir, "admin.sock"),
@@ -221,8 +220,7 @@ func (w *world) id(password string) credential.ID { return w.key.ID(secret(passw
 // pulled makes a complete pull, with a Secret whose name is the password.
 func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 	w.t.Helper()
-	pull, err := w.tracker.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
-	must(w.t, err)
+	pull := testkit.Value(w.tracker.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{}))(w.t)
 	proof := tracker.Proof{ImageID: id, Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}}
 	if password != "" {
 		proof.Sent = w.tracker.Sent(secret(password), pod)
@@ -244,8 +242,7 @@ func aPod(name string) tracker.Pod {
 // try checks with the tracker, as the gate does.
 func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	w.t.Helper()
-	i, err := w.node.Image(w.t.Context(), name)
-	must(w.t, err)
+	i := testkit.Value(w.node.Image(w.t.Context(), name))(w.t)
 	return w.tracker.Check(w.t.Context(),
 		tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: imageref.New(name), Image: i})
 }
@@ -283,8 +280,7 @@ func TestAsAnotherUser(t *testing.T) {
 	if socket == "" {
 		t.Skip("run by TestOnlyRootAndOurOwnUserMayCall")
 	}
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	conn := testkit.Value(grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -341,8 +337,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 		}
 	}()
 	open := func() (closed bool) {
-		c, err := (&net.Dialer{}).DialContext(t.Context(), "unix", w.socket)
-		must(t, err)
+		c := testkit.Value((&net.Dialer{}).DialContext(t.Context(), "unix", w.socket))(t)
 		conns = append(conns, c)
 		must(t, c.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
 		for { // the server's settings are first
@@ -353,8 +348,7 @@ func TestServerKeepsItsLimits(t *testing.T) {
 	}
 	refused := 0
 	for i := range 70 {
-		c, err := (&net.Dialer{}).DialContext(t.Context(), "unix", w.socket)
-		must(t, err)
+		c := testkit.Value((&net.Dialer{}).DialContext(t.Context(), "unix", w.socket))(t)
 		if conns = append(conns, c); i < 63 {
 			continue
 		}
@@ -420,11 +414,9 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 		}
 	})
 	ctx := t.Context()
-	decisions, err := w.WatchDecisions(ctx, &adminv1.WatchDecisionsRequest{})
-	must(t, err)
+	decisions := testkit.Value(w.WatchDecisions(ctx, &adminv1.WatchDecisionsRequest{}))(t)
 	must(t, errOf(decisions.Header()))
-	health, err := healthv1.NewHealthClient(w.conn).Watch(ctx, &healthv1.HealthCheckRequest{})
-	must(t, err)
+	health := testkit.Value(healthv1.NewHealthClient(w.conn).Watch(ctx, &healthv1.HealthCheckRequest{}))(t)
 	must(t, errOf(health.Recv()))
 	answered := make(chan string, 1)
 	go func() {
@@ -462,8 +454,7 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 func TestShutdownEndsStreamsThatWaitForTheirClient(t *testing.T) {
 	returned := make(chan struct{})
 	w := newWorld(t, tracker.Options{})
-	reflected, err := reflectionv1.NewServerReflectionClient(w.conn).ServerReflectionInfo(t.Context())
-	must(t, err)
+	reflected := testkit.Value(reflectionv1.NewServerReflectionClient(w.conn).ServerReflectionInfo(t.Context()))(t)
 	list := &reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}
 	must(t, reflected.Send(list))
 	if resp, err := reflected.Recv(); err != nil || len(resp.GetListServicesResponse().GetService()) < 2 {
@@ -579,8 +570,7 @@ func filled(t *testing.T) (*records.Store, string) {
 func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
 	s, _ := filled(t)
 	w := newWorldOn(t, s, tracker.Options{})
-	stream, err := w.Backup(t.Context(), &adminv1.BackupRequest{})
-	must(t, err)
+	stream := testkit.Value(w.Backup(t.Context(), &adminv1.BackupRequest{}))(t)
 	var copied []byte
 	for n := 0; ; n++ {
 		piece, err := stream.Recv()
@@ -670,11 +660,9 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 		false); err != nil {
 		t.Fatal(err)
 	}
-	content, err := os.ReadFile(path)
-	must(t, err)
+	content := testkit.Value(os.ReadFile(path))(t)
 	at := bytes.Index(content, []byte(id1+"\x00"+app)) + len(id1) + 3
-	file, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
+	file := testkit.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
 	_, err = file.WriteAt([]byte{content[at] ^ 0x80}, int64(at))
 	must(t, errors.Join(err, file.Close()))
 	w := newWorldOn(t, s, tracker.Options{})
@@ -700,8 +688,7 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 //nolint:ireturn // what the client gives
 func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_WatchDecisionsClient {
 	w.t.Helper()
-	stream, err := w.WatchDecisions(w.t.Context(), req)
-	must(w.t, err)
+	stream := testkit.Value(w.WatchDecisions(w.t.Context(), req))(w.t)
 	must(w.t, errOf(stream.Header()))
 	return stream
 }
@@ -791,8 +778,7 @@ func TestSlowWatcherGetsTheNumberOfMissedDecisions(t *testing.T) {
 	}()
 	got, missed := uint64(0), uint64(0)
 	for last := false; !last; got++ {
-		d, err := slow.Recv()
-		must(t, err)
+		d := testkit.Value(slow.Recv())(t)
 		missed += d.GetDropped()
 		last = d.GetImage() == "last"
 	}
@@ -984,8 +970,7 @@ func signedBy(key string) *requirement.Requirement {
 func patterns(t *testing.T, list ...string) (all []requirement.Pattern) {
 	t.Helper()
 	for _, s := range list {
-		p, err := requirement.ParsePattern(s, requirement.KyvernoSyntax)
-		must(t, err)
+		p := testkit.Value(requirement.ParsePattern(s, requirement.KyvernoSyntax))(t)
 		all = append(all, p)
 	}
 	return all

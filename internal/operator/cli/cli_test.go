@@ -28,11 +28,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // listen returns the path of a socket; handle is called for every connection.
 func listen(t *testing.T, handle func(net.Conn)) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "link") //nolint:usetesting // a socket's path must be short
-	testkit.Must(t, err)
+	dir := testkit.Value(os.MkdirTemp("", "link"))(t) //nolint:usetesting // a socket's path must be short
 	path := filepath.Join(dir, "s")
-	l, err := net.Listen("unix", path)
-	testkit.Must(t, err)
+	l := testkit.Value(net.Listen("unix", path))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -199,8 +197,7 @@ func TestMessagesAreSafeAndComplete(t *testing.T) {
 		"yaml":      {func() ([]byte, error) { return cli.YAML(message) }, yaml.Unmarshal},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, err := format.write()
-			testkit.Must(t, err)
+			out := testkit.Value(format.write())(t)
 			for i, r := range string(out) {
 				if r != '\n' && cli.Safe(string(r)) != string(r) {
 					t.Errorf("%q stands at %d in\n%q", r, i, out)

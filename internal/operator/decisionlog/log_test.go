@@ -76,8 +76,7 @@ func (l *log) settled() {
 	for want := -1; ; {
 		must(l.t, l.Reopen(l.t.Context()))
 		// The last line may be incomplete at this moment.
-		text, err := os.ReadFile(l.path)
-		must(l.t, err)
+		text := testkit.Value(os.ReadFile(l.path))(l.t)
 		n := len(text)
 		if n == want {
 			return
@@ -90,11 +89,9 @@ func (l *log) settled() {
 func (l *log) lines() []map[string]any {
 	l.t.Helper()
 	var all []map[string]any
-	rotated, err := filepath.Glob(l.path + ".*")
-	must(l.t, err)
+	rotated := testkit.Value(filepath.Glob(l.path + ".*"))(l.t)
 	for _, path := range append(rotated, l.path) {
-		text, err := os.ReadFile(path)
-		must(l.t, err)
+		text := testkit.Value(os.ReadFile(path))(l.t)
 		for line := range strings.Lines(string(text)) {
 			var object map[string]any
 			if err := json.Unmarshal([]byte(line), &object); err != nil || !strings.HasSuffix(line, "\n") {

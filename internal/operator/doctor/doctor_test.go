@@ -76,8 +76,7 @@ func newNode(t *testing.T) *testNode {
 	if os.Geteuid() != 0 {
 		t.Skip("the files of a node are root's")
 	}
-	root, err := os.MkdirTemp("", "d") //nolint:usetesting // a socket's path is short
-	must(t, err)
+	root := testkit.Value(os.MkdirTemp("", "d"))(t) //nolint:usetesting // a socket's path is short
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &testNode{
 		t: t, versions: map[int]string{
@@ -331,8 +330,7 @@ func golden(t *testing.T, got string) {
 	if *update {
 		must(t, os.WriteFile(file, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	must(t, err)
+	want := testkit.Value(os.ReadFile(file))(t)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -868,8 +866,7 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	authority, err := testkit.NewAuthority("authority of the webhook")
-	must(t, err)
+	authority := testkit.Value(testkit.NewAuthority("authority of the webhook"))(t)
 	c := &cluster{
 		T: t, answers: map[string]string{}, authority: authority, hosts: map[string]string{},
 		kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
@@ -966,8 +963,7 @@ const byURL = `"url":"https://localhost:8443/admission/validate"`
 func unchanged(*httptest.Server) {}
 
 func TestWebhookByURL(t *testing.T) {
-	other, err := testkit.NewAuthority("another authority")
-	must(t, err)
+	other := testkit.Value(testkit.NewAuthority("another authority"))(t)
 	const at = "localhost:8443"
 	now := time.Time{}
 	for name, tc := range map[string]struct {

@@ -111,8 +111,7 @@ func ours(name string) bool {
 }
 
 func TestNamesAndLabelsAreTheContract(t *testing.T) {
-	families, err := newMetrics().Registry().Gather()
-	testkit.Must(t, err)
+	families := testkit.Value(newMetrics().Registry().Gather())(t)
 	got := map[string]string{}
 	runtime := 0
 	for _, f := range families {
@@ -140,8 +139,7 @@ func TestNamesAndLabelsAreTheContract(t *testing.T) {
 // promlint reports no problem with the names of the contract, those of the KEP included. If a later version reports
 // one, add it to want, or rename the metric before it is released.
 func TestPromlint(t *testing.T) {
-	problems, err := testutil.GatherAndLint(newMetrics().Registry(), slices.Collect(maps.Keys(contract()))...)
-	testkit.Must(t, err)
+	problems := testkit.Value(testutil.GatherAndLint(newMetrics().Registry(), slices.Collect(maps.Keys(contract()))...))(t)
 	got, want := []string{}, []string{}
 	for _, p := range problems {
 		got = append(got, p.Metric+": "+p.Text)
@@ -153,8 +151,7 @@ func TestPromlint(t *testing.T) {
 
 func series(t *testing.T, m *metrics.Metrics) []string {
 	t.Helper()
-	families, err := m.Registry().Gather()
-	testkit.Must(t, err)
+	families := testkit.Value(m.Registry().Gather())(t)
 	var all []string
 	for _, f := range families {
 		for _, x := range f.GetMetric() {
@@ -318,8 +315,7 @@ func codes() []string {
 func TestScrape(t *testing.T) {
 	server := httptest.NewServer(newMetrics().Handler())
 	defer server.Close()
-	response, err := http.Get(server.URL)
-	testkit.Must(t, err)
+	response := testkit.Value(http.Get(server.URL))(t)
 	body, err := io.ReadAll(response.Body)
 	if err != nil || response.Body.Close() != nil || response.StatusCode != http.StatusOK {
 		t.Fatalf("scrape: %s, %v", response.Status, err)

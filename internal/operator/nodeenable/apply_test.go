@@ -295,12 +295,10 @@ func files(snapshot string) string {
 
 func TestApplyOnlyOnceAtATime(t *testing.T) {
 	n := load(t, "k3s")
-	p, err := n.sw().Enable(t.Context())
-	must(t, err)
+	p := testkit.Value(n.sw().Enable(t.Context()))(t)
 	dir := filepath.Join(n.root, filepath.Dir(nodeenable.Journal))
 	must(t, os.MkdirAll(dir, 0o700))
-	f, err := os.Open(dir)
-	must(t, err)
+	f := testkit.Value(os.Open(dir))(t)
 	defer func() { _ = f.Close() }()
 	must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
 	if err := n.sw().Apply(t.Context(), p); !errors.Is(err, nodeenable.ErrBusy) {
@@ -310,8 +308,7 @@ func TestApplyOnlyOnceAtATime(t *testing.T) {
 
 func TestApplyRefusesAPlanForAnotherNode(t *testing.T) {
 	n := load(t, "kubeadm-flags")
-	p, err := n.sw().Enable(t.Context())
-	must(t, err)
+	p := testkit.Value(n.sw().Enable(t.Context()))(t)
 	n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf",
 		"[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --v=3\n")
 	n.put("/proc/812/cmdline", "/usr/bin/kubelet\x00--container-runtime-endpoint="+n.runtime+"\x00")
@@ -365,8 +362,7 @@ func TestWriteKeepsModeOwnerAndLink(t *testing.T) {
 		must(n.t, err)
 		before := n.snapshot()
 		must(n.t, n.enable())
-		info, err := os.Stat(link)
-		must(n.t, err)
+		info := testkit.Value(os.Stat(link))(n.t)
 		owner, _ := info.Sys().(*syscall.Stat_t)
 		if got := fmt.Sprintf("%v %d:%d", info.Mode(), owner.Uid, owner.Gid); got != "-rw----r-- 7:8" {
 			n.t.Errorf("after enable %s; want -rw----r-- 7:8", got)
@@ -404,8 +400,7 @@ func golden(t *testing.T, name, got string) {
 	if *update {
 		must(t, os.WriteFile(file, []byte(got), 0o644))
 	}
-	want, err := os.ReadFile(file)
-	must(t, err)
+	want := testkit.Value(os.ReadFile(file))(t)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -437,8 +432,7 @@ func TestPlans(t *testing.T) {
 				n.t.Errorf("Enable changes the node before Apply:\n%s", cmp.Diff(before, after))
 			}
 			must(n.t, n.sw().Apply(n.t.Context(), p))
-			p, err = n.sw().Disable(n.t.Context())
-			must(n.t, err)
+			p = testkit.Value(n.sw().Disable(n.t.Context()))(n.t)
 			golden(n.t, kind, got+"\ndisable:\n"+strings.Join(p.Lines(), "\n")+"\n")
 		}))
 	}
@@ -771,8 +765,7 @@ func TestStatus(t *testing.T) {
 // status returns the status of a daemon that runs with a configuration.
 func status(t *testing.T, c config.Config) *adminv1.GetStatusResponse {
 	t.Helper()
-	text, err := yaml.Marshal(c)
-	must(t, err)
+	text := testkit.Value(yaml.Marshal(c))(t)
 	return &adminv1.GetStatusResponse{Configuration: string(text)}
 }
 
@@ -878,8 +871,7 @@ type node struct {
 // load makes a node of an archive of doctor.
 func load(t *testing.T, name string) *node {
 	t.Helper()
-	archive, err := txtar.ParseFile("../doctor/testdata/" + name + ".txtar")
-	must(t, err)
+	archive := testkit.Value(txtar.ParseFile("../doctor/testdata/" + name + ".txtar"))(t)
 	n := &node{
 		t: t, root: t.TempDir(), active: "active", sub: "running", unitFileState: "enabled", forwards: true,
 		ready: http.StatusOK, healthy: http.StatusOK, free: 1 << 30, fail: map[string]error{}, metrics: "127.0.0.1:9471",
@@ -916,8 +908,7 @@ func load(t *testing.T, name string) *node {
 	}
 	n.script = name == "plain-script"
 	must(t, os.MkdirAll(filepath.Join(n.root, "var/lib"), 0o755))
-	found, err := n.host().Discover(t.Context(), n.name)
-	must(t, err)
+	found := testkit.Value(n.host().Discover(t.Context(), n.name))(t)
 	n.within = found.Process.PID == 0
 	n.runtime, n.image = found.Configured.Runtime.Value, found.Configured.Image.Value
 	return n
@@ -1066,8 +1057,7 @@ func (n *node) put(path, content string) {
 
 func (n *node) read(path string) string {
 	n.t.Helper()
-	content, err := os.ReadFile(filepath.Join(n.root, path))
-	must(n.t, err)
+	content := testkit.Value(os.ReadFile(filepath.Join(n.root, path)))(n.t)
 	return string(content)
 }
 
@@ -1118,8 +1108,7 @@ func (n *node) disable() error {
 // through reports whether all calls of the kubelet go to pullgated.
 func (n *node) through() bool {
 	n.t.Helper()
-	found, err := n.host().Discover(n.t.Context(), n.name)
-	must(n.t, err)
+	found := testkit.Value(n.host().Discover(n.t.Context(), n.name))(n.t)
 	return found.Dials().Through(listen) && found.Configured.Through(listen)
 }
 
