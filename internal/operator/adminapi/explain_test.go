@@ -575,26 +575,6 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 	}
 }
 
-// 10 000 images are listed page by page.
-func TestTenThousandImagesAreListedPageByPage(t *testing.T) {
-	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	const n = 10_000
-	var all []tracker.Image
-	for i := range n {
-		all = append(all, numbered(i))
-	}
-	w.node.do(func(n *node) { n.images = all })
-	must(t, w.tracker.Sync(t.Context()))
-	began := time.Now()
-	got := w.images(nil, 1000)
-	if len(got) != n || !slices.IsSorted(ids(got)) {
-		t.Errorf("%d images; want %d in order", len(got), n)
-	}
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("took %v", took)
-	}
-}
-
 // podRows returns the rows of ListPods in pages of two, each as one line.
 func (w *world) podRows(denied bool) (rows []string) {
 	w.t.Helper()

@@ -87,8 +87,8 @@ func (s *Server) stateOf(
 ) (c explanation, state string) {
 	if row.Image.Empty() { // only a pod that may use every image has a state without one
 		c.Decision = s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))
-		c.Policies = s.c.Gate.ExplainPolicies(ctx, row.Pod, []string{row.Container}, admission.Image{Requested: row.Image}, "",
-			false)
+		image := admission.Image{Requested: row.Image}
+		c.Policies = s.c.Gate.ExplainPolicies(ctx, row.Pod, []string{row.Container}, image, "", false)
 		if state = c.State(reported); state == stateNeedsProof {
 			state = "unknown"
 		}

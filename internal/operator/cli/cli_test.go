@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -168,17 +167,6 @@ func TestParseAge(t *testing.T) {
 	}
 }
 
-func TestSizeTakesTheLargestUnit(t *testing.T) {
-	for want, n := range map[string]int64{
-		"0 B": 0, "1023 B": 1023, "1.0 KiB": 1024, "1.5 MiB": 3 << 19,
-		"2.0 GiB": 2 << 30, "4096.0 TiB": 4 << 50,
-	} {
-		if got := cli.Size(n); got != want {
-			t.Errorf("Size(%d) = %s; want %s", n, got, want)
-		}
-	}
-}
-
 // hostile contains all characters that Safe escapes, and the special characters of the formats.
 const hostile = "a\x1b[31m\n\t\u009b\u202e\U000e0041\"'\\: #{}\u0085"
 
@@ -221,15 +209,6 @@ func TestMessagesAreSafeAndComplete(t *testing.T) {
 	}
 }
 
-func TestYAMLQuotesStringsOfOtherTypes(t *testing.T) {
-	out, err := cli.YAML(
-		&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{{Id: 7, Name: "registry.example/a", Repository: "no"}}})
-	const want = "intents:\n- id: \"7\"\n  name: registry.example/a\n  repository: \"no\"\nnextPageToken: \"\"\n"
-	if err != nil || string(out) != want {
-		t.Errorf("YAML =\n%s, %v; want\n%s", out, err, want)
-	}
-}
-
 func TestPageMakesEverythingSafe(t *testing.T) {
 	for _, colours := range []bool{false, true} {
 		p := &cli.Page{Colours: colours}
@@ -253,54 +232,7 @@ func TestPageMakesEverythingSafe(t *testing.T) {
 	}
 }
 
-func TestTableIsAsWideAsItsCells(t *testing.T) {
-	p := &cli.Page{}
-	p.Table([]string{"NAME", "N"}, [][]string{{"приложение", "1"}, {"", "22"}, {"x", ""}})
-	const want = "NAME        N\nприложение  1\n-           22\nx           -\n"
-	if got := string(p.Take()); got != want {
-		t.Errorf("the table is\n%s; want\n%s", got, want)
-	}
-}
-
-func TestProseIsWrappedBelowItsBeginning(t *testing.T) {
-	p := &cli.Page{}
-	p.Prose("  - ", "%s", strings.Repeat("word ", 30)+"end")
-	p.Prose("", "%s", strings.Repeat("x", 120))
-	page := string(p.Take())
-	lines := strings.Split(page, "\n")
-	narrow := &cli.Page{Width: 30}
-	narrow.Prose("- ", "Use `pullgatectl preloaded accept IMAGE` to open the image to every pod.")
-	if got, want := string(narrow.Take()), "- Use `pullgatectl preloaded accept IMAGE`\n  to open the image to every\n  "+
-		"pod.\n"; got != want {
-		t.Errorf("the narrow page is\n%s; want\n%s", got, want)
-	}
-	if len(lines) != 4 || len(lines[0]) > 90 || !strings.HasPrefix(lines[1], "    word") ||
-		!strings.HasSuffix(lines[1], "end") || len(lines[2]) != 120 {
-		t.Errorf("the page is\n%s", page)
-	}
-}
-
 // The scripts of cmd/pullgatectl test the text of answers. The tests here cover the cases that scripts cannot reach.
-
-func TestIDIsShortened(t *testing.T) {
-	for _, tc := range []struct {
-		id, short string
-	}{
-		{"", ""},
-		{"sha256:", ""},
-		{"sha256:abc", "abc"},
-		{"abc", "abc"},
-		{"sha256:0123456789abcdef", "0123456789ab"},
-		{"0123456789abcdef", "0123456789ab"},
-	} {
-		if got := (cli.View{}).ID(tc.id); got != tc.short {
-			t.Errorf("ID(%q) = %q; want %q", tc.id, got, tc.short)
-		}
-		if got := (cli.View{WholeIDs: true}).ID(tc.id); got != tc.id {
-			t.Errorf("the whole ID(%q) = %q; want it as it is", tc.id, got)
-		}
-	}
-}
 
 // An empty answer, for example from an older daemon, is printed without a panic.
 func TestEmptyAnswersHaveAMessage(t *testing.T) {
@@ -324,26 +256,6 @@ func TestEmptyAnswersHaveAMessage(t *testing.T) {
 		draw(p)
 		if len(p.Take()) == 0 {
 			t.Errorf("%s of an empty list prints nothing", name)
-		}
-	}
-}
-
-func TestTheSameAnswerIsTheSameText(t *testing.T) {
-	image := &adminv1.Image{
-		Untracked: []string{"b", "a", "c"}, Marks: []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}},
-	}
-	v := cli.View{Now: time.Unix(0, 0).UTC()}
-	var first string
-	for range 20 {
-		p := &cli.Page{}
-		v.Images(p, &adminv1.ListImagesResponse{Images: []*adminv1.Image{image}})
-		v.Image(p, image)
-		got := string(p.Take())
-		if first == "" {
-			first = got
-		}
-		if diff := cmp.Diff(first, got); diff != "" {
-			t.Fatalf("another time it is\n%s", diff)
 		}
 	}
 }

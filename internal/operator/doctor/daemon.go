@@ -245,7 +245,8 @@ type ownSocket struct{ field, path, program, unit, start, effect string }
 func (n Node) own(ctx context.Context, s ownSocket) (all []Finding, served bool) {
 	info, err := n.socket(s.path)
 	if err != nil {
-		return failed(err, s.start+"; then compare "+s.field+" with where it listens", "%s: %v%s", s.field, err, s.effect), false
+		return failed(err, s.start+"; then compare "+s.field+" with where it listens", "%s: %v%s", s.field, err,
+			s.effect), false
 	}
 	all = private(info, s.path, 0o600)
 	peer, err := n.peer(ctx, s.path)

@@ -973,7 +973,7 @@ func TestWebhookByURL(t *testing.T) {
 	}{
 		"reached":           {func(c *cluster) { c.serve(at, c.authority, now, unchanged) }, doctor.OK, ": reached"},
 		"not served":        {func(*cluster) {}, doctor.Fail, "no route to host: pods are admitted without it"},
-		"another authority": {func(c *cluster) { c.serve(at, other, now, unchanged) }, doctor.Fail, "signed by unknown authority"},
+		"another authority": {func(c *cluster) { c.serve(at, other, now, unchanged) }, doctor.Fail, "unknown authority"},
 		"expired": {func(c *cluster) {
 			c.serve(at, c.authority, time.Now().Add(-time.Minute), unchanged)
 		}, doctor.Fail, "certificate has expired"},
@@ -1033,7 +1033,7 @@ func TestWebhookOfAService(t *testing.T) {
 		"absent":               {answers{}, byIP, doctor.Fail, "the service does not exist"},
 		"not readable":         {answers{service: ""}, byIP, doctor.Unknown, "is not known: forbidden: " + service},
 		"not routed here":      {answers{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
-		"headless, unreadable": {answers{service: headless, slices: ""}, byEndpoint, doctor.Unknown, "no cluster IP: forbidden"},
+		"headless, unreadable": {answers{service: headless, slices: ""}, byEndpoint, doctor.Unknown, "cluster IP: forbidden"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -60,7 +60,8 @@ func (n Node) policies(ctx context.Context) []Finding {
 	}
 	path := socketPath(a.PolicydSocket)
 	all, served := n.own(ctx, ownSocket{
-		"admission.policydSocket", path, policydProgram, policydSocket, "systemctl enable --now " + policydSocket, ": " + without,
+		"admission.policydSocket", path, policydProgram, policydSocket, "systemctl enable --now " + policydSocket,
+		": " + without,
 	})
 	if served {
 		all = append(all, n.askPolicyd(ctx, path, set.Hash, without)...)

@@ -566,47 +566,27 @@ func TestEnableAndDisableKeepSettingsOfOthers(t *testing.T) {
 
 // A file that others changed is left as it is, and the message describes what to do.
 func TestChangedSince(t *testing.T) {
+	const theirs, images = "/etc/kubelet.yaml", "imageServiceEndpoint: "
+	const runtime = "containerRuntimeEndpoint: " + listen + "\n"
+	added := func(more string) func(string) string { return func(s string) string { return s + more } }
+	replaced := func(old, new string) func(string) string {
+		return func(s string) string { return strings.Replace(s, old, new, 1) }
+	}
+	comment := added("# " + runtime)
 	for _, tc := range []struct {
 		name, kind, file string
 		change           func(was string) string
 		want             string // of disable; "" means that it succeeds
 		left             func(was string) string
 	}{
-		{
-			"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed since",
-			nil,
-		},
-		{
-			"our drop-in of the unit", "kubeadm-flags", unitDropIn,
-			func(s string) string { return strings.Replace(s, "[Unit]", "[Unit]\n# mine", 1) }, "changed since", nil,
-		},
-		{
-			"another line of their file", "plain-script", "/etc/kubelet.yaml",
-			func(s string) string { return s + "maxPods: 200\n" }, "",
-			func(s string) string { return s + "maxPods: 200\n" },
-		},
-		{
-			"our line in a comment of theirs", "plain-script", "/etc/kubelet.yaml",
-			func(s string) string { return s + "# containerRuntimeEndpoint: " + listen + "\n" }, "",
-			func(s string) string { return s + "# containerRuntimeEndpoint: " + listen + "\n" },
-		},
-		{
-			"one of our lines put back", "plain-script", "/etc/kubelet.yaml", func(s string) string {
-				return strings.Replace(s, "imageServiceEndpoint: "+listen+"\n",
-					"imageServiceEndpoint: unix:///run/containerd/containerd.sock  # the same\n", 1)
-			}, "", func(s string) string { return s },
-		},
-		{
-			"one of our lines taken out", "plain-script", "/etc/kubelet.yaml", func(s string) string {
-				return strings.Replace(s, "containerRuntimeEndpoint: "+listen+"\n", "", 1)
-			}, "", func(s string) string { return s },
-		},
-		{
-			"one of our lines changed", "plain-script", "/etc/kubelet.yaml", func(s string) string {
-				return strings.Replace(s, "containerRuntimeEndpoint: "+listen+"\n", "containerRuntimeEndpoint: "+listen+" # mine\n",
-					1)
-			}, "changed since", nil,
-		},
+		{"our drop-in", "k3s", rancherDropIn, added("node-label: [a=b]\n"), "changed since", nil},
+		{"our drop-in of the unit", "kubeadm-flags", unitDropIn, replaced("[Unit]", "[Unit]\n# mine"), "changed since", nil},
+		{"another line of their file", "plain-script", theirs, added("maxPods: 200\n"), "", added("maxPods: 200\n")},
+		{"our line in a comment of theirs", "plain-script", theirs, comment, "", comment},
+		{"one of our lines put back", "plain-script", theirs, replaced(images+listen+"\n",
+			images+"unix:///run/containerd/containerd.sock  # the same\n"), "", added("")},
+		{"one of our lines taken out", "plain-script", theirs, replaced(runtime, ""), "", added("")},
+		{"one of our lines changed", "plain-script", theirs, replaced(listen+"\n", listen+" # mine\n"), "changed since", nil},
 	} {
 		t.Run(tc.name, withNode(tc.kind, func(n *node) {
 			was := ""
@@ -762,75 +742,58 @@ func TestStatus(t *testing.T) {
 	golden(t, "status", got.String())
 }
 
-// status returns the status of a daemon that runs with a configuration.
-func status(t *testing.T, c config.Config) *adminv1.GetStatusResponse {
-	t.Helper()
-	text := testkit.Value(yaml.Marshal(c))(t)
-	return &adminv1.GetStatusResponse{Configuration: string(text)}
-}
-
 func TestRunningDaemon(t *testing.T) {
+	type conf = config.Config
+	same := func(*conf) {}
 	for _, tc := range []struct {
-		name   string
-		change func(*config.Config)
-		store  *adminv1.StoreStatus
-		want   string
+		name          string
+		running, file func(*conf) // their changes of the defaults
+		store         *adminv1.StoreStatus
+		want          string // whether it enforces, or the error
 	}{
-		{"defaults", func(*config.Config) {}, nil, "enforces NeverVerifyPreloadedImages"},
+		{"defaults", same, same, nil, "enforces NeverVerifyPreloadedImages"},
+		{"shadow mode", func(c *conf) { c.NoPullImageSecretRecheck = true }, same, nil, "is in shadow mode: it records"},
 		{
-			"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil,
-			"is in shadow mode: it records and counts, and denies nothing",
-		},
-		{
-			"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil,
+			"no policy", func(c *conf) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, same, nil,
 			"requires no proof under the policy NeverVerify",
 		},
 		{
-			"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}},
+			"distrusted", same, same, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}},
 			"enforces NeverVerifyPreloadedImages, and distrusts its store: no image is marked preloaded",
 		},
 		{
-			"policy of the kubelet's file", func(c *config.Config) { c.KubeletConfig = "/var/lib/kubelet/config.yaml" }, nil,
+			"policy of the kubelet's file", func(c *conf) { c.KubeletConfig = "/var/lib/kubelet/config.yaml" }, same, nil,
 			"enforces NeverVerifyPreloadedImages",
 		},
+		{"listen", same, func(c *conf) { c.Listen = "unix:///x" }, nil, "with listen "},
+		{"runtimeEndpoint", same, func(c *conf) { c.RuntimeEndpoint = "unix:///x" }, nil, "with runtimeEndpoint "},
+		{"imageEndpoint", same, func(c *conf) { c.ImageEndpoint = "unix:///x" }, nil, "with imageEndpoint "},
+		{"stateDir", same, func(c *conf) { c.StateDir = "/x" }, nil, "with stateDir "},
+		{"metrics.listen", same, func(c *conf) { c.Metrics.Listen = "127.0.0.1:1" }, nil, "with metrics.listen "},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			c := config.Default()
-			tc.change(&c)
-			s := status(t, c)
-			s.Store = tc.store
-			got, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", s)
-			if err != nil || got.Enforces != tc.want || got.Listen != "unix:///run/pullgate/cri.sock" ||
-				got.Metrics != c.Metrics ||
-				got.RuntimeEndpoint != c.RuntimeEndpoint || got.ImageEndpoint != c.ImageEndpoint || got.StateDir != c.StateDir {
-				t.Errorf("Running = %+v, %v; want %+v, which %s", got, err, c, tc.want)
+		running, file := config.Default(), config.Default()
+		tc.running(&running)
+		tc.file(&file)
+		text, err := yaml.Marshal(running)
+		must(t, err)
+		s := &adminv1.GetStatusResponse{Configuration: string(text), Store: tc.store}
+		got, err := nodeenable.RunningDaemon(file, "/etc/c.yaml", s)
+		if field, wrong := strings.CutPrefix(tc.want, "with "); wrong {
+			if !strings.Contains(program.HintOf(err), "restart pullgated") || !strings.Contains(err.Error(), "pullgated runs "+
+				"with "+field+`"`) || !strings.Contains(err.Error(), "/etc/c.yaml has") {
+				t.Errorf("%s: RunningDaemon = %v; want an error about it", tc.name, err)
 			}
-		})
+			continue
+		}
+		if err != nil || !strings.HasPrefix(got.Enforces, tc.want) || got.Metrics != running.Metrics ||
+			[4]string{got.Listen, got.RuntimeEndpoint, got.ImageEndpoint, got.StateDir} !=
+				[4]string{running.Listen, running.RuntimeEndpoint, running.ImageEndpoint, running.StateDir} {
+			t.Errorf("%s: RunningDaemon = %+v, %v; want %+v, which %s", tc.name, got, err, running, tc.want)
+		}
 	}
-}
-
-func TestRunningWithAnotherConfiguration(t *testing.T) {
-	for field, change := range map[string]func(*config.Config){
-		"listen":          func(c *config.Config) { c.Listen = "unix:///x" },
-		"runtimeEndpoint": func(c *config.Config) { c.RuntimeEndpoint = "unix:///x" },
-		"imageEndpoint":   func(c *config.Config) { c.ImageEndpoint = "unix:///x" },
-		"stateDir":        func(c *config.Config) { c.StateDir = "/x" },
-		"metrics.listen":  func(c *config.Config) { c.Metrics.Listen = "127.0.0.1:1" },
-	} {
-		t.Run(field, func(t *testing.T) {
-			c := config.Default()
-			change(&c)
-			_, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", status(t, config.Default()))
-			advice := program.HintOf(err)
-			if advice == "" || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) ||
-				!strings.Contains(err.Error(), "/etc/c.yaml has") || !strings.Contains(advice, "restart pullgated") {
-				t.Errorf("Running = %v; want an error about %s", err, field)
-			}
-		})
-	}
-	if _, err := nodeenable.RunningDaemon(config.Default(), "/etc/c.yaml",
-		&adminv1.GetStatusResponse{Configuration: ": {"}); err == nil {
-		t.Error("Running accepts an invalid configuration")
+	broken := &adminv1.GetStatusResponse{Configuration: ": {"}
+	if _, err := nodeenable.RunningDaemon(config.Default(), "", broken); err == nil {
+		t.Error("RunningDaemon accepts an invalid configuration")
 	}
 }
 
