@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
@@ -402,7 +404,7 @@ func (s *silent) Manifest(ctx context.Context, reference string) ([]byte, error)
 	return s.memory.Manifest(ctx, reference)
 }
 
-func (s *silent) Referrers(ctx context.Context, _ string) ([]registry.Descriptor, string, error) {
+func (s *silent) Referrers(ctx context.Context, _ string) ([]ocispec.Descriptor, string, error) {
 	<-ctx.Done()
 	return nil, "", fmt.Errorf("%w: %w", registry.ErrUnavailable, ctx.Err())
 }

@@ -98,7 +98,7 @@ func (r *run) referrers(ctx context.Context, repository, digest string) ([]candi
 	list, by, err := r.at(repository).Referrers(ctx, digest)
 	_ = r.answer(err)
 	// Signatures of the present form first, then whatever does not say what it is, then attestations.
-	var groups [3][]registry.Descriptor
+	var groups [3][]ocispec.Descriptor
 	for _, d := range list {
 		rank := 1
 		switch predicate := d.Annotations[predicateAnnotation]; {
@@ -111,17 +111,17 @@ func (r *run) referrers(ctx context.Context, repository, digest string) ([]candi
 	}
 	var all []candidate
 	for _, group := range groups {
-		slices.SortStableFunc(group, func(a, b registry.Descriptor) int { return created(b).Compare(created(a)) })
+		slices.SortStableFunc(group, func(a, b ocispec.Descriptor) int { return created(b).Compare(created(a)) })
 		for _, d := range fromBothEnds(group) {
-			if isDigest(d.Digest) {
-				all = append(all, candidate{place: place{repository: repository, by: by, digest: d.Digest, subject: digest}})
+			if at := d.Digest.String(); isDigest(at) {
+				all = append(all, candidate{place: place{repository: repository, by: by, digest: at, subject: digest}})
 			}
 		}
 	}
 	return all, err
 }
 
-func created(d registry.Descriptor) time.Time {
+func created(d ocispec.Descriptor) time.Time {
 	t, _ := time.Parse(time.RFC3339, d.Annotations[ocispec.AnnotationCreated])
 	return t
 }

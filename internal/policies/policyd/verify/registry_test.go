@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	godigest "github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -28,7 +30,7 @@ func digestOf(data []byte) string {
 type memory struct {
 	manifests map[string][]byte // by digest and by tag
 	blobs     map[string][]byte
-	referrers map[string][]registry.Descriptor
+	referrers map[string][]ocispec.Descriptor
 	noAPI     bool // referrers are found by the fallback tag, with one request more for the first
 	failures  map[string]error
 
@@ -39,7 +41,7 @@ type memory struct {
 
 func newMemory() *memory {
 	return &memory{
-		manifests: map[string][]byte{}, blobs: map[string][]byte{}, referrers: map[string][]registry.Descriptor{},
+		manifests: map[string][]byte{}, blobs: map[string][]byte{}, referrers: map[string][]ocispec.Descriptor{},
 		failures: map[string]error{},
 	}
 }
@@ -90,7 +92,7 @@ func (m *memory) Blob(ctx context.Context, digest string, limit int64) ([]byte, 
 	return data, nil
 }
 
-func (m *memory) Referrers(ctx context.Context, digest string) ([]registry.Descriptor, string, error) {
+func (m *memory) Referrers(ctx context.Context, digest string) ([]ocispec.Descriptor, string, error) {
 	by := registry.ByAPI
 	if m.noAPI {
 		by = registry.ByTag
@@ -138,9 +140,8 @@ func (m *memory) attach(tb testing.TB, to string, bundle []byte, annotations map
 		"layers":  []object{{"mediaType": kind, "digest": m.putBlob(bundle), "size": len(bundle)}},
 		"subject": object{"digest": to}, "annotations": annotations,
 	})
-	m.referrers[to] = append(m.referrers[to], registry.Descriptor{
-		Digest: digest, ArtifactType: "wrong/type",
-		Annotations: annotations,
+	m.referrers[to] = append(m.referrers[to], ocispec.Descriptor{
+		Digest: godigest.Digest(digest), ArtifactType: "wrong/type", Annotations: annotations,
 	})
 }
 

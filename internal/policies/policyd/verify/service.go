@@ -280,9 +280,10 @@ func (s *Service) share(ctx context.Context, k key, work func(context.Context) (
 		// Without its memory a verification says nothing about the image: it must not end like one that a registry delays.
 		ctx, giveUp := context.WithCancelCause(ctx)
 		defer giveUp(nil)
-		reservation := registry.NewReservation(memoryPerRegistry, turn.Memory, s.memory)
-		reservation.Turn = s.decoding
-		reservation.Busy = func() { giveUp(fmt.Errorf("%w: their large documents take all memory for them", ErrBusy)) }
+		reservation := &registry.Reservation{
+			Limit: memoryPerRegistry, Budgets: []*semaphore.Weighted{turn.Memory, s.memory}, Turn: s.decoding,
+			Busy: func() { giveUp(fmt.Errorf("%w: their large documents take all memory for them", ErrBusy)) },
+		}
 		defer reservation.Release()
 		return work(registry.WithReservation(ctx, reservation))
 	}

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/sigstore/sigstore-go/pkg/root"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -24,7 +24,7 @@ type Repository interface {
 	// Blob returns a blob of at most limit bytes.
 	Blob(ctx context.Context, digest string, limit int64) ([]byte, error)
 	// Referrers returns the manifests that refer to a digest, and how they were found.
-	Referrers(ctx context.Context, digest string) ([]registry.Descriptor, string, error)
+	Referrers(ctx context.Context, digest string) ([]ocispec.Descriptor, string, error)
 }
 
 // Options configure a Verifier.

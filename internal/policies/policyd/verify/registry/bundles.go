@@ -46,15 +46,8 @@ func (b *bundles) signaturesPath(d digest.Digest) string {
 }
 
 func (b *bundles) knows(d digest.Digest) bool {
-	if b == nil {
-		return false
-	}
-	for _, path := range []string{b.signaturesPath(d), b.blobPath(d)} {
-		if _, err := os.Stat(path); err == nil {
-			return true
-		}
-	}
-	return false
+	exists := func(path string) bool { _, err := os.Stat(path); return err == nil }
+	return b != nil && (exists(b.signaturesPath(d)) || exists(b.blobPath(d)))
 }
 
 func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
@@ -62,17 +55,15 @@ func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
 		return nil, false, nil
 	}
 	data, ok := b.made[d]
+	var err error
 	if !ok {
-		var err error
 		data, err = readFile(b.blobPath(d), limit)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, false, nil
-		}
-		if err != nil {
-			return nil, true, err
-		}
 	}
 	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, false, nil
+	case err != nil:
+		return nil, true, err
 	case int64(len(data)) > limit:
 		return nil, true, fmt.Errorf("%w: %s: more than %d bytes", ErrTooLarge, b.blobPath(d), limit)
 	case d.Algorithm().FromBytes(data) != d:
@@ -92,7 +83,7 @@ func readFile(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
+func (b *bundles) referrers(d digest.Digest) ([]ocispec.Descriptor, error) {
 	dir := b.signaturesPath(d)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -101,7 +92,7 @@ func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
 	if len(entries) > maxBundles {
 		return nil, fmt.Errorf("%w: %s: more than %d files", ErrTooLarge, dir, maxBundles)
 	}
-	var list []Descriptor
+	var list []ocispec.Descriptor
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), ".") || filepath.Ext(e.Name()) != ".json" {
 			continue
@@ -141,7 +132,7 @@ func readBundles(path string) ([]json.RawMessage, error) {
 	}
 }
 
-func (b *bundles) referrer(of digest.Digest, bundle []byte) Descriptor {
+func (b *bundles) referrer(of digest.Digest, bundle []byte) ocispec.Descriptor {
 	layer := digest.FromBytes(bundle)
 	manifest, err := json.Marshal(ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ociManifest, ArtifactType: bundleType,
@@ -154,5 +145,5 @@ func (b *bundles) referrer(of digest.Digest, bundle []byte) Descriptor {
 	}
 	d := digest.FromBytes(manifest)
 	b.made[d], b.made[layer] = manifest, bundle
-	return Descriptor{MediaType: ociManifest, ArtifactType: bundleType, Digest: d.String(), Size: int64(len(manifest))}
+	return ocispec.Descriptor{MediaType: ociManifest, ArtifactType: bundleType, Digest: d, Size: int64(len(manifest))}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
@@ -37,24 +38,24 @@ func TestBundlesNeedNoRegistry(t *testing.T) {
 		t.Fatalf("Referrers = %v, %s, %v; want three in the folder", list, by, err)
 	}
 	for i, want := range []string{`{"a":1}`, `{"b":1}`, `{"b":2}`} {
-		m, err := r.Manifest(ctx, list[i].Digest)
+		m, err := r.Manifest(ctx, list[i].Digest.String())
 		if err != nil || int64(len(m)) != list[i].Size {
 			t.Fatalf("Manifest of bundle %d = %s, %v", i, m, err)
 		}
 		var content struct {
 			ArtifactType string
-			Layers       []registry.Descriptor
-			Subject      registry.Descriptor
+			Layers       []ocispec.Descriptor
+			Subject      ocispec.Descriptor
 		}
 		testkit.Must(t, json.Unmarshal(m, &content))
 		const kind = "application/vnd.dev.sigstore.bundle.v0.3+json"
-		if content.Subject.Digest != d.String() || len(content.Layers) != 1 || content.ArtifactType != kind {
+		if content.Subject.Digest != d || len(content.Layers) != 1 || content.ArtifactType != kind {
 			t.Fatalf("Manifest of bundle %d = %s", i, m)
 		}
-		if got, err := r.Blob(ctx, content.Layers[0].Digest, 100); err != nil || string(got) != want {
+		if got, err := r.Blob(ctx, content.Layers[0].Digest.String(), 100); err != nil || string(got) != want {
 			t.Errorf("Blob of bundle %d = %s, %v; want %s", i, got, err, want)
 		}
-		if _, err := r.Blob(ctx, content.Layers[0].Digest, 2); !errors.Is(err, registry.ErrTooLarge) {
+		if _, err := r.Blob(ctx, content.Layers[0].Digest.String(), 2); !errors.Is(err, registry.ErrTooLarge) {
 			t.Errorf("Blob of two bytes = %v; want ErrTooLarge", err)
 		}
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -39,10 +40,9 @@ type capabilities uint8
 const (
 	pull    capabilities = 1 << iota // content by digest
 	resolve                          // the digest of a tag
-	push
 	referrers
 
-	every = pull | resolve | push | referrers
+	every = pull | resolve | referrers
 )
 
 // CheckHosts returns an error for each invalid file in the folders of registries, with file, key and value.
@@ -282,7 +282,7 @@ func (r *folderReader) host(address string, s hostSettings) (*host, error) {
 		h.can = every
 	}
 	for _, name := range s.Capabilities {
-		known := map[string]capabilities{"pull": pull, "resolve": resolve, "push": push, "referrers": referrers}
+		known := map[string]capabilities{"pull": pull, "resolve": resolve, "push": 0, "referrers": referrers}
 		c, ok := known[strings.ToLower(name)]
 		if !ok {
 			return nil, fmt.Errorf("capabilities: %q: must be pull, resolve, push or referrers", name)
@@ -319,12 +319,9 @@ func (h *host) setAddress(address string, overridePath bool) error {
 		return fmt.Errorf("server or host %q: must be an http or https URL without user, query and fragment",
 			withoutUser(address))
 	}
-	h.scheme, h.address, h.path, h.named = u.Scheme, u.Host, u.Path, true
-	if h.path != "" {
-		h.path = path.Clean(h.path)
-	}
+	h.scheme, h.address, h.path, h.named = u.Scheme, u.Host, path.Join("/", u.Path), true
 	if !overridePath && !strings.HasSuffix(h.path, "/v2") {
-		h.path = path.Join("/", h.path, "v2")
+		h.path = path.Join(h.path, "v2")
 	}
 	h.path = strings.TrimSuffix(h.path, "/")
 	return nil
@@ -363,13 +360,20 @@ func (h *host) setHeader(fields map[string]any) error {
 	return nil
 }
 
-func texts(value any) ([]string, error) {
+// elements returns the elements of a list, nothing for nil; any other value is a list of one.
+func elements(value any) []any {
 	list, ok := value.([]any)
-	if !ok {
+	if !ok && value != nil {
 		list = []any{value}
 	}
+	return list
+}
+
+func texts(value any) ([]string, error) {
+	list := elements(value)
 	all := make([]string, len(list))
 	for i, v := range list {
+		var ok bool
 		if all[i], ok = v.(string); !ok {
 			return nil, errors.New("must be a string or a list of strings")
 		}
@@ -378,28 +382,16 @@ func texts(value any) ([]string, error) {
 }
 
 func (r *folderReader) setTLS(h *host, s hostSettings) error {
-	if s.CA != nil {
-		names, err := texts(s.CA)
-		if err != nil {
-			return fmt.Errorf("ca: %w", err)
-		}
-		for _, name := range names {
-			if err := r.addAuthority(h, name); err != nil {
-				return fmt.Errorf("ca: %w", err)
-			}
-		}
+	authorities, err := texts(s.CA)
+	for i := 0; i < len(authorities) && err == nil; i++ {
+		err = r.addAuthority(h, authorities[i])
 	}
-	if s.Client == nil {
-		return nil
+	if err != nil {
+		return fmt.Errorf("ca: %w", err)
 	}
-	list, ok := s.Client.([]any)
-	if !ok {
-		list = []any{s.Client}
-	}
-	for _, entry := range list {
+	for _, entry := range elements(s.Client) {
 		names, err := texts(entry)
-		_, path := entry.(string)
-		if err != nil || len(names) != 2 && !path {
+		if _, path := entry.(string); err != nil || len(names) != 2 && !path {
 			return errors.New("client: must be a path, a list of paths, or a list of [certificate, key]")
 		}
 		if err := r.addCertificate(h, names[0], append(names, "")[1]); err != nil {
@@ -434,11 +426,9 @@ func (r *folderReader) addCertificate(h *host, name, keyName string) error {
 	if err != nil {
 		return err
 	}
-	key := certificate
-	if keyName != "" {
-		if key, err = r.file(keyName); err != nil {
-			return err
-		}
+	key, err := r.file(cmp.Or(keyName, name))
+	if err != nil {
+		return err
 	}
 	pair, err := tls.X509KeyPair(certificate, key)
 	if err != nil {

@@ -24,20 +24,16 @@ type Reservation struct {
 	Busy func()
 	// Turn has one turn to decode; see Decoding. nil is allowed.
 	Turn *semaphore.Weighted
+	// At most Limit is taken from each of Budgets, in their order; none may be smaller.
+	Budgets []*semaphore.Weighted
+	Limit   int64
 
-	budgets []*semaphore.Weighted
-	limit   int64
-	held    int64
-}
-
-// NewReservation returns a reservation that takes at most limit from each budget, in their order; none may be smaller.
-func NewReservation(limit int64, budgets ...*semaphore.Weighted) *Reservation {
-	return &Reservation{budgets: budgets, limit: limit}
+	held int64
 }
 
 // Release gives everything back.
 func (r *Reservation) Release() {
-	for _, b := range r.budgets {
+	for _, b := range r.Budgets {
 		b.Release(r.held)
 	}
 	r.held = 0
@@ -45,14 +41,14 @@ func (r *Reservation) Release() {
 
 // grow waits until there is memory. What is held is given back before: verifications must not wait for each other.
 func (r *Reservation) grow(ctx context.Context, size int64) error {
-	need := min(size*perByte, r.limit)
+	need := min(size*perByte, r.Limit)
 	if need <= r.held {
 		return nil
 	}
 	r.Release()
-	for i, b := range r.budgets {
+	for i, b := range r.Budgets {
 		if err := b.Acquire(ctx, need); err != nil {
-			for _, held := range r.budgets[:i] {
+			for _, held := range r.Budgets[:i] {
 				held.Release(need)
 			}
 			if r.Busy != nil {

@@ -16,21 +16,25 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
+func reserve(limit int64, budgets ...*semaphore.Weighted) *registry.Reservation {
+	return &registry.Reservation{Limit: limit, Budgets: budgets}
+}
+
 // Whatever ends a wait, nothing of the budgets is lost, and one registry does not hold what others need.
 func TestReservationsGiveEverythingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const total, share = 100, 50
 		all, own, others := semaphore.NewWeighted(total), semaphore.NewWeighted(share), semaphore.NewWeighted(share)
-		first := registry.NewReservation(share, own, all)
+		first := reserve(share, own, all)
 		testkit.Must(t, first.Grow(t.Context(), 4)) // 20
 		testkit.Must(t, first.Grow(t.Context(), 1)) // held already
 		testkit.Must(t, first.Grow(t.Context(), 1<<40))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		second := registry.NewReservation(share, own, all)
+		second := reserve(share, own, all)
 		go func() { done <- second.Grow(ctx, 4) }()
 		synctest.Wait()
-		other := registry.NewReservation(share, others, all)
+		other := reserve(share, others, all)
 		testkit.Must(t, other.Grow(t.Context(), 1<<40))
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -63,7 +67,7 @@ func TestLargeDocumentsWait(t *testing.T) {
 		}))
 		budget := semaphore.NewWeighted(1 << 20)
 		testkit.Must(t, budget.Acquire(t.Context(), 1<<20))
-		r := registry.NewReservation(1<<20, budget)
+		r := reserve(1<<20, budget)
 		ctx := registry.WithReservation(t.Context(), r)
 		repository := n.repository()
 		read := func(ctx context.Context, what string, limit int64) (string, error) {

@@ -21,32 +21,15 @@ import (
 const (
 	maxManifest = 4 << 20 // the size of the largest manifest or list, as registries have it too
 	// maxReferrers is how many entries a list of referrers may have, and maxPages how many answers it may take.
-	maxReferrers = 1000
-	maxPages     = 20
-)
+	maxReferrers, maxPages = 1000, 20
 
-const (
 	ociIndex    = ocispec.MediaTypeImageIndex
 	ociManifest = ocispec.MediaTypeImageManifest
 	accepted    = ociIndex + ", " + ociManifest +
 		", application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json"
+	// What a list of referrers was found by, in the words of the field found_by of the policy API.
+	ByAPI, ByTag, ByFolder = "referrers", "fallback-tag", "bundles"
 )
-
-// What a list of referrers was found by, in the words of the field found_by of the policy API.
-const (
-	ByAPI    = "referrers"
-	ByTag    = "fallback-tag"
-	ByFolder = "bundles"
-)
-
-// A Descriptor is an entry of a list of referrers, as the registry says. Its digest is valid.
-type Descriptor struct {
-	MediaType    string            `json:"mediaType"`
-	ArtifactType string            `json:"artifactType"`
-	Digest       string            `json:"digest"`
-	Size         int64             `json:"size"`
-	Annotations  map[string]string `json:"annotations"`
-}
 
 // A Repository reads one repository with one credential, for one goroutine.
 // The hosts of the registry are asked in their order, until one has the object. If none has it, the error is that of
@@ -182,7 +165,8 @@ func (r *Repository) Blob(ctx context.Context, content string, limit int64) ([]b
 
 // Referrers returns the unfiltered list of the referrers API, or of the fallback tag without the API; of several hosts
 // the first list that is not empty. foundBy is [ByAPI], [ByTag] or [ByFolder]. More than 1000 entries are ErrTooLarge.
-func (r *Repository) Referrers(ctx context.Context, of string) (list []Descriptor, foundBy string, err error) {
+// The entries are as the registry says, with valid digests.
+func (r *Repository) Referrers(ctx context.Context, of string) (list []ocispec.Descriptor, foundBy string, err error) {
 	d, err := parseDigest(of)
 	if err != nil {
 		return nil, "", err
@@ -209,7 +193,7 @@ func (r *Repository) Referrers(ctx context.Context, of string) (list []Descripto
 	return list, foundBy, err
 }
 
-func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor, string, error) {
+func (s *session) referrers(ctx context.Context, d digest.Digest) ([]ocispec.Descriptor, string, error) {
 	if !s.noReferrers {
 		list, err := s.referrersByAPI(ctx, d)
 		if !errors.Is(err, errNoAPI) {
@@ -217,12 +201,12 @@ func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor,
 		}
 		s.noReferrers = errors.Is(err, errNoRoute)
 	}
-	tag := d.Algorithm().String() + "-" + d.Encoded()
-	a, err := s.get(ctx, request{what: "referrers", path: "/manifests/" + tag, accept: ociIndex, limit: maxManifest})
-	if errors.Is(err, ErrNotFound) {
+	path := "/manifests/" + d.Algorithm().String() + "-" + d.Encoded()
+	a, err := s.get(ctx, request{what: "referrers", path: path, accept: ociIndex, limit: maxManifest})
+	switch {
+	case errors.Is(err, ErrNotFound):
 		return nil, ByTag, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, ByTag, err
 	}
 	list, err := parseReferrers(a.data)
@@ -232,8 +216,8 @@ func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor,
 // errNoAPI means that a host has no API for referrers. With the API, an unknown digest has an empty list.
 var errNoAPI = errors.New("registry: no referrers API")
 
-func (s *session) referrersByAPI(ctx context.Context, d digest.Digest) ([]Descriptor, error) {
-	var list []Descriptor
+func (s *session) referrersByAPI(ctx context.Context, d digest.Digest) ([]ocispec.Descriptor, error) {
+	var list []ocispec.Descriptor
 	left := int64(maxManifest)
 	q := request{what: "referrers", path: "/referrers/" + d.String(), accept: ociIndex}
 	for page := 0; ; page++ {
@@ -284,13 +268,11 @@ func nextPage(a answer) (*url.URL, error) {
 	return nil, nil
 }
 
-func parseReferrers(data []byte) ([]Descriptor, error) {
+func parseReferrers(data []byte) ([]ocispec.Descriptor, error) {
 	if err := Bounded(data); err != nil {
 		return nil, err
 	}
-	var index struct {
-		Manifests []Descriptor `json:"manifests"`
-	}
+	var index struct{ Manifests []ocispec.Descriptor }
 	if err := json.Unmarshal(data, &index); err != nil {
 		return nil, malformed("a list of referrers that is not an index")
 	}
@@ -298,7 +280,7 @@ func parseReferrers(data []byte) ([]Descriptor, error) {
 		return nil, fmt.Errorf("%w: more than %d referrers", ErrTooLarge, maxReferrers)
 	}
 	for _, m := range index.Manifests {
-		if _, err := parseDigest(m.Digest); err != nil {
+		if _, err := parseDigest(m.Digest.String()); err != nil {
 			return nil, err
 		}
 	}

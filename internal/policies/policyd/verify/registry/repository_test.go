@@ -111,7 +111,8 @@ func TestReferrersAreFoundByAPIAndByTag(t *testing.T) {
 		}
 		list, foundBy, err = r.Referrers(t.Context(), subject)
 		want := digest.FromBytes(signature).String()
-		if err != nil || len(list) != 1 || foundBy != by || list[0].Digest != want || list[0].MediaType != ociManifest {
+		if err != nil || len(list) != 1 || foundBy != by || list[0].Digest.String() != want ||
+			list[0].MediaType != ociManifest {
 			t.Errorf("API %v: Referrers = %v, %s, %v; want the signature by %s", api, list, foundBy, err, by)
 		}
 		// A host that does not have the API is not asked for it again.
