@@ -193,25 +193,11 @@ const (
 
 // decode reads the predicate of the statement, which is an object. s.end ends what it occupies.
 func (s *signature) decode(ctx context.Context) (err error) {
-	data, parts, depth, inText := s.statement.Predicate, 0, 0, false
-	for i := 0; i < len(data); i++ {
-		switch c := data[i]; {
-		case inText && c == '\\':
-			i++
-		case c == '"':
-			inText = !inText
-		case inText:
-		case c == '{', c == '[':
-			parts, depth = parts+1, depth+1
-		case c == ',':
-			parts++
-		case c == '}', c == ']':
-			depth--
-		}
-		if parts > maxPredicateParts || depth > maxPredicateDepth {
-			return fmt.Errorf("%w: a predicate has more than %d parts, or is nested deeper than %d",
-				registry.ErrTooLarge, maxPredicateParts, maxPredicateDepth)
-		}
+	data := s.statement.Predicate
+	parts, depth := registry.Parts(data)
+	if parts > maxPredicateParts || depth > maxPredicateDepth {
+		return fmt.Errorf("%w: a predicate has more than %d parts, or is nested deeper than %d",
+			registry.ErrTooLarge, maxPredicateParts, maxPredicateDepth)
 	}
 	if s.end, err = registry.Decoding(ctx, int64(parts)*predicatePart); err != nil {
 		return err

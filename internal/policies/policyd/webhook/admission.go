@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
@@ -99,7 +98,7 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 	case Denied:
 		_, text := a.decision.Refusal()
 		text = cmp.Or(text, "denied without a reason, which is a defect of pullgate")
-		response = denial(http.StatusForbidden, q.sentence(a.at+text))
+		response = denial(http.StatusForbidden, q.sentence(a.text+text))
 	case Allowed, NotJudged, Unchanged, MirrorPod:
 		response = &admissionv1.AdmissionResponse{Allowed: true}
 	case Refused, Failed:
@@ -137,14 +136,9 @@ func (h *Handler) question(r *admissionv1.AdmissionRequest) *question {
 		q.resource += "/" + r.SubResource
 	}
 	if q.name == "" { // the API server makes one
-		var object struct {
-			Metadata struct {
-				Name         string `json:"name"`
-				GenerateName string `json:"generateName"`
-			} `json:"metadata"`
-		}
+		var object metav1.PartialObjectMetadata
 		if kjson.UnmarshalCaseSensitivePreserveInts(r.Object.Raw, &object) == nil {
-			q.name = cmp.Or(object.Metadata.Name, object.Metadata.GenerateName)
+			q.name = cmp.Or(object.Name, object.GenerateName)
 		}
 	}
 	return q
@@ -169,8 +163,8 @@ type answer struct {
 	outcome  Outcome
 	decision admission.Decision
 	audit    map[string]string
-	// at is the place of the pod template that is denied, if there are several; text says what is invalid.
-	at, text string
+	// text says what is invalid. Of a denial it begins with the place of the pod template, if there are several.
+	text     string
 	warnings []string // sentences about images whose signatures are not judged here
 }
 
@@ -180,11 +174,8 @@ func (a answer) denies() bool { return a.outcome == Invalid || a.outcome == Deni
 
 func (a answer) with(findings []admission.Finding) answer {
 	d := admission.DecisionOf(findings)
-	a.outcome, a.decision.Answer, a.decision.Findings = Allowed, d.Answer, append(a.decision.Findings, d.Findings...)
-	if !d.Admitted() {
-		a.outcome = Denied
-	}
-	return a
+	a.decision.Answer, a.decision.Findings = d.Answer, append(a.decision.Findings, d.Findings...)
+	return a.judged()
 }
 
 func (h *Handler) judge(ctx context.Context, q *question) answer {
@@ -204,9 +195,9 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	if q.Kind.Group != "" || q.Kind.Kind != "Pod" {
 		return invalidAnswer("the object is not a Pod of v1")
 	}
-	pod, err := decodePod(q.Object.Raw)
-	if err != nil {
-		return invalidAnswer(err.Error())
+	pod := decodePod(q.Object.Raw)
+	if pod == nil {
+		return invalidAnswer("the object cannot be decoded as a Pod")
 	}
 	// The API server's copy of a static pod. Every user can make one, and no kubelet runs it.
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
@@ -214,7 +205,7 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	}
 	var old *corev1.Pod
 	if q.update {
-		old, _ = decodePod(q.OldObject.Raw) // without it everything counts as changed
+		old = decodePod(q.OldObject.Raw) // without it everything counts as changed
 	}
 	a := h.restrictions(ctx, q, pod, old)
 	if a.denies() {
@@ -226,16 +217,12 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	return h.review(ctx, q, a, pod, old)
 }
 
-// errNotAPod has no cause, which can contain values.
-var errNotAPod = errors.New("the object cannot be decoded as a Pod")
-
-func decodePod(object []byte) (*corev1.Pod, error) {
-	pod := &corev1.Pod{}
-	err := kjson.UnmarshalCaseSensitivePreserveInts(object, pod)
-	if err != nil || string(bytes.TrimSpace(object)) == "null" {
-		return nil, errNotAPod
+// decodePod returns nil for what is not a pod; an error could contain values.
+func decodePod(object []byte) (pod *corev1.Pod) {
+	if kjson.UnmarshalCaseSensitivePreserveInts(object, &pod) != nil {
+		return nil
 	}
-	return pod, nil
+	return pod
 }
 
 // restrictions asks the chain about a pod or pod template, unless an update changes nothing that the chain judges.
@@ -255,16 +242,21 @@ func (h *Handler) restrictions(ctx context.Context, q *question, pod, old *corev
 	if q.size.add(&pod.Spec) {
 		return invalidAnswer(tooManyParts)
 	}
-	a := answer{outcome: Allowed}
 	onlyMetadata := before
 	onlyMetadata.Pod.Labels, onlyMetadata.Pod.Annotations = s.Pod.Labels, s.Pod.Annotations
+	var a answer
 	if old != nil && q.stage == admission.StageAdmission && chain.Same(onlyMetadata, s) {
 		// A pod that violates a newer policy in another field keeps running, and its labels can be changed.
 		a.decision = chain.EvaluateEdited(ctx, before, s)
 	} else {
 		a.decision = chain.Evaluate(ctx, s)
 	}
-	if !a.decision.Admitted() {
+	return a.judged()
+}
+
+// judged sets the outcome by the decision.
+func (a answer) judged() answer {
+	if a.outcome = Allowed; !a.decision.Admitted() {
 		a.outcome = Denied
 	}
 	return a
@@ -297,11 +289,7 @@ func (q *question) subject(pod *corev1.Pod) admission.Subject {
 type size struct{ containers, volumes, mounts int }
 
 // The limits of an object. Its size in the API server alone allows some ten thousand.
-const (
-	maxContainers = 1000
-	maxVolumes    = 1000
-	maxMounts     = 10000
-)
+const maxContainers, maxVolumes, maxMounts = 1000, 1000, 10000
 
 func (n *size) add(s *corev1.PodSpec) bool {
 	n.containers += len(s.Containers) + len(s.InitContainers) + len(s.EphemeralContainers)
@@ -322,11 +310,11 @@ const tooManyParts = "the object has more than 1000 containers, 1000 volumes or 
 // newImages returns the images of a pod without those before the update.
 func (q *question) newImages(pod, old *corev1.Pod) []string {
 	imagesOf := func(p *corev1.Pod) []string {
+		if p == nil {
+			return nil
+		}
 		r := q.reviewed(p)
 		return append(r.Images, r.Volumes...)
-	}
-	if old == nil {
-		return imagesOf(pod)
 	}
 	return slices.DeleteFunc(imagesOf(pod), sets.New(imagesOf(old)...).Has)
 }
@@ -407,9 +395,6 @@ func auditAnnotations(findings []admission.Finding) map[string]string {
 			all["failed-open"] = "true" // as the API server's own plugin
 		}
 	}
-	if len(all) == 0 {
-		return nil
-	}
 	return all
 }
 
@@ -450,7 +435,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		a := h.restrictions(ctx, q, pod, old)
 		if a.denies() {
 			if len(templates) > 1 {
-				a.at = t.At + ": "
+				a.text = t.At + ": "
 			}
 			return a
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 )
 
 // The paths of the endpoints.
@@ -33,61 +34,44 @@ const (
 	maxAdmissionReview = 2*maxObject + 64<<10
 	// maxValues bounds the JSON values of a body: a value of a few bytes, such as null in a list of containers, takes a
 	// kilobyte once it is decoded.
-	maxValues   = 100_000
-	largeBody   = 256 << 10 // largeBody and largeValues are the limits of a body that is not large
-	largeValues = 4000
+	maxValues              = 100_000
+	largeBody, largeValues = 256 << 10, 4000 // the limits of a body that is not large
 	// maxReading is how many large bodies are held at the same time, and maxDecoding how many of them are decoded.
-	maxReading  = 8
-	maxDecoding = 1
-	// readTimeout bounds reading a body, so that a client that sends it slowly does not hold the connection.
-	readTimeout = 10 * time.Second
+	maxReading, maxDecoding = 8, 1
+	readTimeout             = 10 * time.Second // bounds reading a body
 	// defaultTimeout is the default of kube-apiserver for a webhook, and maxTimeout the maximum.
-	defaultTimeout = 10 * time.Second
-	maxTimeout     = 30 * time.Second
+	defaultTimeout, maxTimeout = 10 * time.Second, 30 * time.Second
 )
 
-// Options are the settings of a Handler. The functions may be called concurrently, and may be nil.
+// Options are the settings of a Handler. The functions may be called concurrently. The first three may be nil.
 type Options struct {
 	// Chain judges restrictions. Image reviews are not in it. A nil Chain admits everything.
-	Chain *admission.Chain
-	// Labels returns the labels of a namespace; ok is false if they are not known.
+	Chain  *admission.Chain
 	Labels func(ctx context.Context, namespace string) (labels map[string]string, ok bool)
-	// Review asks the backends of image reviews about a pod. It returns at least one finding; none denies. The finding
-	// of a backend has its name as Policy.
+	// Review asks the backends of image reviews about a pod. It returns at least one finding; none denies.
 	Review func(context.Context, review.Subject) []admission.Finding
-	// Signatures returns the findings of rules about signatures, none if no rule is for the images, and a sentence for
-	// each image that cannot be judged. Such an image is not denied, because the node judges it again.
-	// template says that the images, which are as written and can repeat, are those of a pod template.
+	// Signatures returns the findings of rules about signatures; see verify.Service.Judge.
 	Signatures func(ctx context.Context, namespace string, images []string, template bool) (
 		findings []admission.Finding, undetermined []string,
 	)
-	Templates []config.PodTemplate // Templates say where custom resources have pod templates
-	// Observe is called with each answer before it is sent.
-	Observe func(Event)
-	// OnPanic is called when the judgement of a request panics.
-	OnPanic func(value any, stack []byte)
+	Templates []config.PodTemplate          // where custom resources have pod templates
+	Observe   func(Event)                   // is called with each answer before it is sent
+	OnPanic   func(value any, stack []byte) // is called when the judgement of a request panics
 }
 
 // An Outcome says how a request was answered.
 type Outcome string
 
-// The outcomes.
+// The outcomes: Allowed and Denied are answers by Event.Decision.
 const (
-	// Refused means that the request was not a review, or that its judgement failed before its subject was known.
-	Refused Outcome = "refused"
-	// Allowed and Denied are answers by Event.Decision.
-	Allowed Outcome = "allowed"
-	Denied  Outcome = "denied"
-	// NotJudged means that the request was allowed, because no policy is about its kind of object or operation.
-	NotJudged Outcome = "not_judged"
-	// Unchanged means that an update was allowed, because it changes nothing that a policy judges.
-	Unchanged Outcome = "unchanged"
-	// MirrorPod means that the API server's copy of a static pod was allowed.
-	MirrorPod Outcome = "mirror_pod"
-	// Invalid means that a request was denied, because its object cannot be decoded or exceeds a limit.
-	Invalid Outcome = "invalid"
-	// Failed means that a request was denied, because its judgement panicked.
-	Failed Outcome = "failed"
+	Refused   Outcome = "refused" // not a review, or its judgement failed before its subject was known
+	Allowed   Outcome = "allowed"
+	Denied    Outcome = "denied"
+	NotJudged Outcome = "not_judged" // allowed: no policy is about the kind of object or operation
+	Unchanged Outcome = "unchanged"  // an update was allowed: it changes nothing that a policy judges
+	MirrorPod Outcome = "mirror_pod" // the API server's copy of a static pod was allowed
+	Invalid   Outcome = "invalid"    // denied: the object cannot be decoded or exceeds a limit
+	Failed    Outcome = "failed"     // denied: the judgement panicked
 )
 
 // Outcomes returns all outcomes.
@@ -152,8 +136,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodPost { // not from an API server, so it is not counted; pullgatectl doctor sends GET
 		w.Header().Set("Allow", http.MethodPost)
-		r := refuse(http.StatusMethodNotAllowed, "the method must be POST")
-		http.Error(w, r.text, r.status)
+		http.Error(w, "pullgate: the method must be POST", http.StatusMethodNotAllowed)
 		return
 	}
 	event := Event{Path: r.URL.Path}
@@ -162,9 +145,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if refused != nil {
 		event.Outcome = Refused
 	}
-	if h.options.Observe != nil {
-		h.options.Observe(event)
-	}
+	h.options.Observe(event)
 	if refused != nil {
 		http.Error(w, refused.text, refused.status)
 		return
@@ -241,7 +222,7 @@ func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Re
 	if b.text, cut, refused = read(ctx, w, r, limit); refused != nil {
 		return b, refused
 	}
-	if n := values(b.text); cut || n > maxValues {
+	if n, _ := registry.Parts(b.text); cut || n > maxValues {
 		b.denied = "is too large to be judged"
 	} else if (len(b.text) > largeBody || n > largeValues) && !enter(h.decoding) {
 		b.denied = "is large, and was not judged in time because of others that are large"
@@ -249,24 +230,8 @@ func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Re
 	return b, nil
 }
 
-// values returns how many values a JSON text has, at least. It uses no memory.
-func values(text []byte) (n int) {
-	quoted := false
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; {
-		case quoted && c == '\\':
-			i++
-		case c == '"':
-			quoted = !quoted
-		case !quoted && (c == ',' || c == '{' || c == '['):
-			n++
-		}
-	}
-	return n
-}
-
 func (h *Handler) panicked(value any) bool {
-	if value != nil && h.options.OnPanic != nil {
+	if value != nil {
 		h.options.OnPanic(value, debug.Stack())
 	}
 	return value != nil

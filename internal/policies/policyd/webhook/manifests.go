@@ -35,12 +35,10 @@ import (
 //go:embed manifests.yaml.tmpl
 var manifestText string
 
-const maxConfigMap = 1 << 20
-
 // MaxCA is how many bytes of certificates are accepted, and MaxTrustedRoot how many of a trusted root.
 const (
-	MaxCA          = 1 << 20
-	MaxTrustedRoot = maxConfigMap - 1<<10
+	maxConfigMap, MaxCA = 1 << 20, 1 << 20
+	MaxTrustedRoot      = maxConfigMap - 1<<10
 )
 
 // ManifestPolicies are the policy files of a folder.
@@ -80,18 +78,12 @@ func NeedsNamespaces(s *restriction.Set) bool {
 
 // ManifestOptions say what the objects are for. Errors about them name the flags of pullgate-policyd manifests.
 type ManifestOptions struct {
-	// URL is where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means inside.
-	URL string
-
-	// Namespace, Image and Policies are for a pullgate-policyd in the cluster. Policies are nil if they are not known:
-	// the ConfigMap is not printed then, and namespaces are watched.
-	Namespace string
-	Image     string
-	Policies  *ManifestPolicies
-
-	// TrustedRoot is the trusted_root.json of the nodes for a pullgate-policyd in the cluster; nil if they have none.
-	TrustedRoot []byte
-
+	URL string // where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means inside
+	// Namespace, Image, Policies and TrustedRoot are for a pullgate-policyd in the cluster. If Policies are nil, they are
+	// not known: the ConfigMap is not printed, and namespaces are watched.
+	Namespace, Image string
+	Policies         *ManifestPolicies
+	TrustedRoot      []byte // the trusted_root.json of the nodes; nil if they have none
 	// CA are the certificates, in PEM, of the authority that signs the certificate of pullgate-policyd. They can be
 	// absent with a URL: kube-apiserver uses those of its system.
 	CA []byte
@@ -225,7 +217,7 @@ func (o ManifestOptions) validate() error {
 		}
 	}
 	if o.URL != "" {
-		errs = append(errs, validateURL(o.URL)...)
+		errs = append(errs, validateURL(o.URL))
 	} else {
 		labels("--namespace", o.Namespace)
 		if _, err := imageref.Parse(o.Image); err != nil {
@@ -233,12 +225,18 @@ func (o ManifestOptions) validate() error {
 				"must be the name of an image whose entry point is pullgate-policyd, as in "+
 					"registry.example.com/pullgate-policyd:v1.0.0")
 		}
-		if size := o.Policies.size(); size > maxConfigMap {
+		size := 0
+		if o.Policies != nil {
+			for name, content := range o.Policies.contents {
+				size += len(name) + len(content)
+			}
+		}
+		if size > maxConfigMap {
 			invalid("--policies", bytes(size),
 				"a ConfigMap holds at most 1 MiB; leave the flag out, and mount another volume in /etc/pullgate/policies")
 		}
 	}
-	errs = append(errs, o.validateCA()...)
+	errs = append(errs, o.validateCA())
 	if o.TrustedRoot != nil {
 		size := len(o.TrustedRoot)
 		if size > MaxTrustedRoot {
@@ -256,64 +254,57 @@ func (o ManifestOptions) validate() error {
 		invalid("--timeout", o.Timeout.String(), "must be whole seconds from 1s to 30s")
 	}
 	errs = append(errs, config.CheckPodTemplates(o.Templates)...)
-	all := make([]error, len(errs))
-	for i, err := range errs {
-		all[i] = err
-	}
-	return errors.Join(all...)
-}
-
-func (p *ManifestPolicies) size() (n int) {
-	if p != nil {
-		for name, content := range p.contents {
-			n += len(name) + len(content)
+	var all error
+	for _, err := range errs {
+		if err != nil {
+			all = errors.Join(all, err)
 		}
 	}
-	return n
+	return all
 }
 
-func validateURL(text string) field.ErrorList {
+func validateURL(text string) *field.Error {
 	const want = "must be an https URL without user, query and fragment, as in https://policyd.example.com:9443" +
 		ValidatePath
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.User != nil: // the value can have a password
-		return field.ErrorList{field.Forbidden(field.NewPath("--url"), want)}
+		return field.Forbidden(field.NewPath("--url"), want)
 	case u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
 	case u.Path == "" || u.Path == "/" || u.Path == ValidatePath:
 		return nil
 	}
-	return field.ErrorList{field.Invalid(field.NewPath("--url"), text, want)}
+	return field.Invalid(field.NewPath("--url"), text, want)
 }
 
 // validateCA returns what is wrong with the certificates. Their content is never in an error.
-func (o ManifestOptions) validateCA() field.ErrorList {
+func (o ManifestOptions) validateCA() *field.Error {
 	path := field.NewPath("--ca-file")
 	switch {
 	case len(o.CA) > MaxCA:
-		return field.ErrorList{field.Invalid(path, fmt.Sprintf("more than %d bytes", MaxCA),
-			"give a file with the certificates of the authority alone")}
+		return field.Invalid(path, fmt.Sprintf("more than %d bytes", MaxCA),
+			"give a file with the certificates of the authority alone")
 	case o.CA == nil && o.URL != "":
 		return nil
 	case o.CA == nil:
-		return field.ErrorList{field.Required(path, "kube-apiserver trusts no certificate of a Service without it; "+
-			"give the file with the certificate of the authority that signs the one of pullgate-policyd")}
+		return field.Required(path, "kube-apiserver trusts no certificate of a Service without it; "+
+			"give the file with the certificate of the authority that signs the one of pullgate-policyd")
 	}
 	certificates := 0
 	for block, rest := pem.Decode(o.CA); block != nil; block, rest = pem.Decode(rest) {
 		certificates++
 		if block.Type != "CERTIFICATE" {
-			return field.ErrorList{field.Forbidden(path,
-				fmt.Sprintf("a block %s; give a file with the certificates of the authority alone", block.Type))}
+			return field.Forbidden(path,
+				fmt.Sprintf("a block %s; give a file with the certificates of the authority alone", block.Type))
 		}
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return field.ErrorList{field.Forbidden(path,
-				fmt.Sprintf("certificate %d: %v; give the file that the authority issued", certificates, err))}
+			return field.Forbidden(path,
+				fmt.Sprintf("certificate %d: %v; give the file that the authority issued", certificates, err))
 		}
 	}
 	if certificates == 0 {
-		return field.ErrorList{field.Invalid(path, fmt.Sprintf("%d bytes", len(o.CA)),
-			"no certificate in PEM; one in DER is converted with openssl x509 -inform der")}
+		return field.Invalid(path, fmt.Sprintf("%d bytes", len(o.CA)),
+			"no certificate in PEM; one in DER is converted with openssl x509 -inform der")
 	}
 	return nil
 }

@@ -107,6 +107,28 @@ func readDocument(ctx context.Context, from io.Reader, size, limit int64) ([]byt
 // maxParts bounds how many objects and elements a document has, because each takes far more memory than its text.
 const maxParts = 20_000
 
+// Parts returns how many objects and elements a JSON text has, at least, and how deep they are nested, without memory.
+func Parts(data []byte) (parts, deepest int) {
+	depth, quoted := 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{', c == '[':
+			parts, depth = parts+1, depth+1
+			deepest = max(deepest, depth)
+		case c == ',':
+			parts++
+		case c == '}', c == ']':
+			depth--
+		}
+	}
+	return parts, deepest
+}
+
 // Bounded returns ErrTooLarge for JSON with very many parts. Documents of a registry are decoded only after it.
 func Bounded(data []byte) error {
 	parts := 0
