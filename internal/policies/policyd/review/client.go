@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,14 +50,10 @@ const (
 
 // Errors of results that deny, whatever the default of the backend is: a tenant could cause them.
 var (
-	// ErrBusy is for a subject about which the backend was not asked, because too many reviews are in progress.
-	ErrBusy = errors.New("review: too many other reviews are in progress, try again")
-	// ErrTooLarge is for a subject that is too large to be sent.
+	ErrBusy     = errors.New("review: too many other reviews are in progress, try again")
 	ErrTooLarge = fmt.Errorf("review: the images and the annotations for backends have more than %d KiB as JSON",
 		maxBody>>10)
-	// ErrClosed is why there is no answer after Close.
-	ErrClosed = errors.New("review: client closed")
-	// ErrNotUTF8 is for a subject that cannot be sent unchanged.
+	ErrClosed  = errors.New("review: client closed")
 	ErrNotUTF8 = errors.New("review: an image, an annotation or the namespace is not valid UTF-8")
 )
 
@@ -74,9 +71,9 @@ type Client struct {
 	backend policyfiles.Backend
 
 	// mu guards the fields that follow. It is not held while the backend is asked.
-	mu         sync.Mutex
-	cache      *cache.LRUExpireCache // from specKey to v1alpha1.ImageReviewStatus
-	connection *connection
+	mu     sync.Mutex
+	cache  *cache.LRUExpireCache // from specKey to v1alpha1.ImageReviewStatus
+	target *target
 
 	inFlight *inflight.Group[specKey, attempts] // with the namespaces as tenants
 }
@@ -93,9 +90,9 @@ type attempts struct {
 	cached bool
 }
 
-func newClient(b policyfiles.Backend, c *connection) *Client {
+func newClient(b policyfiles.Backend, t *target) *Client {
 	return &Client{
-		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c,
+		backend: b, cache: cache.NewLRUExpireCache(cacheSize), target: t,
 		inFlight: inflight.New[specKey, attempts](inflight.Limits{
 			PerTenant: maxPerNamespace, Total: maxRequests,
 			TenantSize: maxWaitingPerNamespace, TotalSize: maxWaiting, Wait: maxReview,
@@ -115,14 +112,14 @@ func targetOf(b policyfiles.Backend) (*target, error) {
 func (c *Client) use(t *target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.connection.sum == t.sum {
+	if c.target.sum == t.sum {
 		return
 	}
-	if !c.connection.sameBackend(t) {
+	if !c.target.sameBackend(t) {
 		c.cache = cache.NewLRUExpireCache(cacheSize)
 	}
-	c.connection.closeIdle()
-	c.connection = connect(t)
+	c.target.closeIdle()
+	c.target = t
 }
 
 // Close ends all reviews, which deny, and the connections. It returns when all goroutines of the client have ended.
@@ -134,7 +131,7 @@ func (c *Client) Close() {
 func (c *Client) closeIdle() (idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.connection.closeIdle()
+	c.target.closeIdle()
 	return c.inFlight.Idle()
 }
 
@@ -149,19 +146,14 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	status, cached, err := c.ask(ctx, spec)
 	r.Answer = policyfiles.Answer{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, Cached: cached}
 	r.AuditAnnotations = status.AuditAnnotations
-	if err != nil {
-		r.Err = err
+	if r.Err = err; err != nil {
 		r.Failure = safetext.Line(strings.TrimPrefix(err.Error(), "review: "), safetext.Event)
-	}
-	if err != nil && !denies(err) {
-		r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow
+		if !isAny(err, ErrBusy, ErrTooLarge, ErrClosed, ErrNotUTF8, context.Canceled) {
+			r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow
+		}
 	}
 	r.Took = time.Since(start)
 	return r, true
-}
-
-func denies(err error) bool {
-	return isAny(err, ErrBusy, ErrTooLarge, ErrClosed, ErrNotUTF8, context.Canceled)
 }
 
 func isAny(err error, targets ...error) bool {
@@ -261,16 +253,16 @@ func checkTexts(spec v1alpha1.ImageReviewSpec) error {
 }
 
 func (a *attempts) leftAfter(d time.Duration, left error) error {
+	d = d.Round(time.Millisecond)
 	switch {
 	case errors.Is(left, context.Canceled):
 		return context.Canceled
 	case a.heldUp():
 		return ErrBusy
 	case a.last != nil:
-		return fmt.Errorf("no answer within %v; the last attempt: %w", d.Round(time.Millisecond), a.last)
-	default:
-		return fmt.Errorf("no answer within %v", d.Round(time.Millisecond))
+		return fmt.Errorf("no answer within %v; the last attempt: %w", d, a.last)
 	}
+	return fmt.Errorf("no answer within %v", d)
 }
 
 // heldUp reports whether a request without an answer waited for its turn, so that the backend had no time to answer.
@@ -285,11 +277,11 @@ func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key 
 		return attempts{status: known, cached: true}, nil
 	}
 	c.mu.Lock()
-	connection := c.connection
+	target := c.target
 	c.mu.Unlock()
 	a.queued, a.sent = turn.Waited, time.Now()
 	turn.Note(a)
-	status, err := c.retry(ctx, connection, body, func(err error) { a.last = err; turn.Note(a) })
+	status, err := c.retry(ctx, target, body, func(err error) { a.last = err; turn.Note(a) })
 	switch {
 	case errors.Is(context.Cause(ctx), inflight.ErrClosed):
 		return a, ErrClosed
@@ -305,14 +297,14 @@ func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key 
 	if a.status.Allowed {
 		ttl = c.backend.AllowTTL
 	}
-	if ttl > 0 && c.connection.sameBackend(connection.target) {
+	if ttl > 0 && c.target.sameBackend(target) {
 		c.cache.Add(key, a.status, ttl)
 	}
 	return a, nil
 }
 
 // retry asks until there is an answer, or another attempt is of no use. note gets the error before each further one.
-func (c *Client) retry(ctx context.Context, to *connection, body []byte, note func(error)) (
+func (c *Client) retry(ctx context.Context, to *target, body []byte, note func(error)) (
 	none v1alpha1.ImageReviewStatus, _ error,
 ) {
 	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}
@@ -333,11 +325,9 @@ func (c *Client) retry(ctx context.Context, to *connection, body []byte, note fu
 			return none, err
 		}
 		note(err)
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 			return none, err
 		}
 	}
@@ -357,24 +347,19 @@ const (
 	kind       = "ImageReview"
 )
 
-type connection struct {
-	*target
-	transport http.RoundTripper
-}
-
-// connect uses HTTP/1.1: with HTTP/2, one connection on which no packets arrive any more would delay all reviews.
-func connect(t *target) *connection {
-	return &connection{t, &http.Transport{
-		Proxy: t.proxy, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
-		TLSClientConfig: t.tls, TLSHandshakeTimeout: connectTimeout,
+// newTransport uses HTTP/1.1: with HTTP/2, one connection on which no packets arrive any more would delay all reviews.
+func newTransport() *http.Transport {
+	return &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, TLSHandshakeTimeout: connectTimeout,
 		DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
 		MaxConnsPerHost: maxConnections, MaxIdleConnsPerHost: 4, IdleConnTimeout: 90 * time.Second,
-	}}
+	}
 }
 
 // Connections in use are closed afterwards if no further review is sent.
-func (c *connection) closeIdle() {
-	if t, ok := c.transport.(*http.Transport); ok {
+func (t *target) closeIdle() {
+	if t, ok := t.transport.(*http.Transport); ok {
 		t.CloseIdleConnections()
 	}
 }
@@ -391,20 +376,20 @@ func (f *failure) Unwrap() error { return f.err }
 
 func failed(format string, args ...any) error { return &failure{err: fmt.Errorf(format, args...)} }
 
-func (c *connection) send(ctx context.Context, body []byte) (v1alpha1.ImageReviewStatus, error) {
+func (t *target) send(ctx context.Context, body []byte) (v1alpha1.ImageReviewStatus, error) {
 	var none v1alpha1.ImageReviewStatus
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url, bytes.NewReader(body))
 	if err != nil {
 		return none, failed("%w", err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "pullgate-policyd")
-	c.authorize(req)
+	t.authorize(req)
 	// A client would follow redirects and keep cookies.
-	resp, err := c.transport.RoundTrip(req)
+	resp, err := t.transport.RoundTrip(req)
 	if err != nil {
 		return none, notAnswered(ctx, err)
 	}

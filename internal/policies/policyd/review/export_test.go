@@ -21,11 +21,12 @@ func NewClient(b policyfiles.Backend) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newClient(b, connect(t)), nil
+	return newClient(b, t), nil
 }
 
 // NewClientWith returns a client that sends its reviews with a transport.
 func NewClientWith(b policyfiles.Backend, transport http.RoundTripper) *Client {
 	t := &target{url: "https://backend.test/", tls: &tls.Config{}, authorize: func(*http.Request) {}}
-	return newClient(b, &connection{t, transport})
+	t.transport = transport
+	return newClient(b, t)
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"net/url"
 	"path/filepath"
@@ -24,8 +23,8 @@ const maxConfigFile = 1 << 20
 // A target is what the current context of a kubeconfig says: where a backend is, and both sides' credentials.
 type target struct {
 	url       string
-	proxy     func(*http.Request) (*url.URL, error)
-	tls       *tls.Config
+	tls       *tls.Config // of the transport
+	transport http.RoundTripper
 	authorize func(*http.Request) // a function, so that no credential is printed with the target
 	sum       [sha256.Size]byte   // of the contents of all files
 }
@@ -61,24 +60,16 @@ func (r *reader) errorf(format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }
 
-// content reads a file for the sum, which includes the lengths. The error does not name the file.
+// content reads a file for the sum, which includes the lengths.
 func (r *reader) content(path string) ([]byte, error) {
 	data, err := disk.Read(path, maxConfigFile)
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return nil, p.Err
-	}
-	if errors.Is(err, disk.ErrTooLarge) {
-		return nil, fmt.Errorf("%w: more than %d bytes", disk.ErrTooLarge, maxConfigFile)
-	}
 	if err != nil {
-		return nil, errNotAFile
+		return nil, err
 	}
 	r.read = fmt.Appendf(r.read, "%d:", len(data))
 	r.read = append(r.read, data...)
 	return data, nil
 }
-
-var errNotAFile = errors.New("not a regular file")
 
 func (r *reader) dataOf(field, file string, data []byte) []byte {
 	if len(data) > 0 || file == "" {
@@ -90,7 +81,7 @@ func (r *reader) dataOf(field, file string, data []byte) []byte {
 	data, err := r.content(file)
 	switch {
 	case err != nil:
-		r.errorf("%s: %s: %w", field, file, err)
+		r.errorf("%s: %w", field, err)
 	case len(data) == 0:
 		r.errorf("%s: %s: must not be empty", field, file)
 	}
@@ -115,10 +106,10 @@ func (r *reader) target(path string) (*target, error) {
 	if current == nil {
 		return nil, fmt.Errorf("current-context: Not found: %q: must be the name of a context", name)
 	}
-	t := &target{tls: &tls.Config{MinVersion: tls.VersionTLS12}, proxy: http.ProxyFromEnvironment}
-	t.authorize = func(*http.Request) {}
+	transport := newTransport()
+	t := &target{tls: transport.TLSClientConfig, transport: transport, authorize: func(*http.Request) {}}
 	if cluster := config.Clusters[current.Cluster]; cluster != nil {
-		r.cluster(t, fmt.Sprintf("clusters[%s].cluster", current.Cluster), cluster)
+		r.cluster(t, transport, fmt.Sprintf("clusters[%s].cluster", current.Cluster), cluster)
 	} else {
 		r.errorf("contexts[%s].context.cluster: Not found: %q: must be the name of a cluster", name, current.Cluster)
 	}
@@ -132,7 +123,7 @@ func (r *reader) target(path string) (*target, error) {
 	return t, nil
 }
 
-func (r *reader) cluster(t *target, path string, c *clientcmdapi.Cluster) {
+func (r *reader) cluster(t *target, transport *http.Transport, path string, c *clientcmdapi.Cluster) {
 	t.url = r.server(path+".server", c.Server)
 	if c.InsecureSkipTLSVerify {
 		r.errorf("%s.insecure-skip-tls-verify: Invalid value: true: must be false; set certificate-authority", path)
@@ -152,7 +143,7 @@ func (r *reader) cluster(t *target, path string, c *clientcmdapi.Cluster) {
 		case proxy.Scheme != "http" && proxy.Scheme != "https" && proxy.Scheme != "socks5":
 			r.errorf("%s.proxy-url: Unsupported value: %q: the scheme must be http, https or socks5", path, proxy.Scheme)
 		default:
-			t.proxy = http.ProxyURL(proxy)
+			transport.Proxy = http.ProxyURL(proxy)
 		}
 	}
 }

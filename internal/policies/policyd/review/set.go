@@ -40,7 +40,7 @@ func (s *Set) Replace(backends []policyfiles.Backend) error {
 	for i, b := range backends {
 		known := slices.IndexFunc(old, func(c *Client) bool { return reflect.DeepEqual(c.backend, b) })
 		if known < 0 {
-			clients[i] = newClient(b, connect(targets[i]))
+			clients[i] = newClient(b, targets[i])
 			continue
 		}
 		clients[i] = old[known]

@@ -374,8 +374,8 @@ func TestSet(t *testing.T) {
 	broken := allows
 	broken.Name, broken.Kubeconfig = "broken", "/absent"
 	err := s.Replace([]policyfiles.Backend{open, broken, {File: "/p/x", Kubeconfig: "/gone"}})
-	if fmt.Sprint(err) != "/p/allows.yaml: imagePolicy.kubeConfigFile: /absent: no such file or directory\n"+
-		"/p/x: imagePolicy.kubeConfigFile: /gone: no such file or directory" {
+	if fmt.Sprint(err) != "/p/allows.yaml: imagePolicy.kubeConfigFile: /absent: open /absent: no such file or directory\n"+
+		"/p/x: imagePolicy.kubeConfigFile: /gone: open /gone: no such file or directory" {
 		t.Errorf("Replace = %v", err)
 	}
 	reviewed("strict", false, "allows allowed cached", "denies cached")
