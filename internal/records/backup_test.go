@@ -37,29 +37,6 @@ func backup(t *testing.T, s *records.Store) (path string) {
 	return path
 }
 
-func TestBackupOpensAndHoldsWhatTheStoreHeld(t *testing.T) {
-	path := newPath(t)
-	s, _ := open(t, path, records.Options{KeyExists: true})
-	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
-	under := begin(t, s, other) // a pull is under way
-	copied := backup(t, s)
-	testkit.Must(t, s.Prove(under, records.Result{Pair: pair(id2, other), Credential: bob, At: noon()}))
-	wantFiles(t, path, filepath.Base(path))
-
-	r, report := open(t, copied, records.Options{KeyExists: true})
-	if report.Created || report.SetAside != "" || report.Distrust == nil {
-		t.Errorf("Report = %+v; want the store, as distrusted as it was", report)
-	}
-	testkit.Equal(t, "facts", lookup(t, r, pair(id1, app)), lookup(t, s, pair(id1, app)))
-	testkit.Must(t, r.Trust())
-	if got := mark(t, r, pair(id2, other)); got != nil {
-		t.Errorf("what the pull brought is marked preloaded: %v", got)
-	}
-	if v := verify(t, r); v.Values != 3 || len(v.Problems) > 0 {
-		t.Errorf("Verification = %+v; want three values: format, record, intent", v)
-	}
-}
-
 func TestBackupIsTheStoreAsItWas(t *testing.T) {
 	all, path := fill(t), newPath(t)
 	writeFile(t, path, all.content)
@@ -288,48 +265,36 @@ func wait(t *testing.T, path string) <-chan records.Report {
 	return result
 }
 
-func TestOpenThatWaitsTakesTheFileAsItIsThen(t *testing.T) {
-	path := newPath(t)
-	s, _ := open(t, path, records.Options{})
-	waiting := wait(t, path)
-	for n := range 200 {
-		begin(t, s, fmt.Sprintf("repo.test/%0200d", n))
-	}
-	closeStore(t, s)
-	if report := <-waiting; report != (records.Report{}) {
-		t.Errorf("Report = %+v; want the store that has grown meanwhile", report)
-	}
-}
-
-func TestOpenThatWaitsFollowsAFileThatIsReplaced(t *testing.T) {
-	path := newPath(t)
-	s, _ := open(t, path, records.Options{})
-	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
-	replacement := backup(t, s)
-	waiting := wait(t, path)
-	testkit.Must(t, os.Rename(replacement, path))
-	if err := s.Close(); err != nil { // the store whose file is not at the path any more
-		t.Error(err)
-	}
-	if report := <-waiting; report.Created || report.SetAside != "" || report.Distrust == nil {
-		t.Errorf("Report = %+v; want the copy that is there, which is distrusted", report)
-	}
-	// Writes to the store are in the file that is at the path.
-	s, _ = open(t, path, records.Options{KeyExists: true})
-	if lookup(t, s, pair(id1, app)).Record == nil || lookup(t, s, pair(id1, "repo.test/waited")).Intents != 1 {
-		t.Error("a record is lost, or what was written after the wait")
-	}
-}
-
-func TestOpenThatWaitsForAFileThatIsRemovedBeginsInDistrust(t *testing.T) {
-	path := newPath(t)
-	s, _ := open(t, path, records.Options{})
-	waiting := wait(t, path)
-	testkit.Must(t, os.Remove(path))
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
-	if report := <-waiting; !report.Created || report.Distrust == nil {
-		t.Errorf("Report = %+v; want a new store in distrust", report)
+// An Open that waits for the lock opens what is at the path then.
+func TestOpenThatWaitsTakesWhatIsThereThen(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change              func(path string, s *records.Store) error
+		created, distrusted bool
+	}{
+		"grown": {func(_ string, s *records.Store) error {
+			for n := range 200 {
+				begin(t, s, fmt.Sprintf("repo.test/%0200d", n))
+			}
+			return nil
+		}, false, false},
+		"replaced": {func(path string, s *records.Store) error { return os.Rename(backup(t, s), path) }, false, true},
+		"removed":  {func(path string, _ *records.Store) error { return os.Remove(path) }, true, true},
+	} {
+		path := newPath(t)
+		s, _ := open(t, path, records.Options{})
+		prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+		waiting := wait(t, path)
+		testkit.Must(t, errors.Join(tc.change(path, s), s.Close()))
+		report := <-waiting
+		if report.Created != tc.created || report.SetAside != "" || (report.Distrust != nil) != tc.distrusted {
+			t.Errorf("%s: Report = %+v; want created %v, distrusted %v", name, report, tc.created, tc.distrusted)
+		}
+		// Writes to the store are in the file that is at the path.
+		s, _ = open(t, path, records.Options{KeyExists: true})
+		if proved := lookup(t, s, pair(id1, app)).Record != nil; proved == tc.created ||
+			lookup(t, s, pair(id1, "repo.test/waited")).Intents != 1 {
+			t.Errorf("%s: proved %v; want the record unless the file was removed, and what was written after the wait", name,
+				proved)
+		}
 	}
 }

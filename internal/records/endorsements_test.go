@@ -1,13 +1,10 @@
 package records_test
 
 import (
-	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -113,40 +110,6 @@ func wantFormatOfContent(tb testing.TB, s *records.Store, what string) {
 	}
 	if got := formatOf(tb, s); got != want {
 		tb.Errorf("%s: format %d; want %d", what, got, want)
-	}
-}
-
-func TestUnreadableEndorsementDoesNotCount(t *testing.T) {
-	path := newPath(t)
-	s, _ := open(t, path, records.Options{})
-	damaged, sound := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id1, app), signedByBoth)
-	endorse(t, s, damaged, sound)
-	damage(t, path, &s, []byte(id1+"\x00"+app+"\x00"+signedByTeam))
-	if _, ok := s.Endorsed(damaged.Pair, signedByTeam); ok {
-		t.Error("an endorsement that cannot be read counts")
-	}
-	testkit.Equal(t, "Endorsements", s.Endorsements(damaged.Pair), []records.Endorsement{sound})
-	endorse(t, s, damaged) // verified again
-	if got, ok := s.Endorsed(damaged.Pair, signedByTeam); !ok || !cmp.Equal(got, damaged) {
-		t.Errorf("Endorsed = %+v, %v; want %+v", got, ok, damaged)
-	}
-}
-
-// A value under another key, as after a flipped bit, endorses nothing.
-func TestMovedEndorsementDoesNotCount(t *testing.T) {
-	path := newPath(t)
-	s, _ := open(t, path, records.Options{})
-	e := endorsement(pair(id1, app), signedByTeam)
-	endorse(t, s, e)
-	closeStore(t, s)
-	to := pair(id2, app)
-	moveKey(t, path, "endorsements", []byte(id1+"\x00"+app+"\x00"+signedByTeam),
-		[]byte(id2+"\x00"+app+"\x00"+signedByTeam))
-	s, _ = open(t, path, records.Options{})
-	for _, p := range []records.Pair{e.Pair, to} {
-		if got, ok := s.Endorsed(p, signedByTeam); ok {
-			t.Errorf("Endorsed(%v) = %+v; want none", p, got)
-		}
 	}
 }
 
@@ -277,85 +240,6 @@ func TestClampSetsEndorsementsBack(t *testing.T) {
 	}
 }
 
-func TestEndorsedIsOfTheLastWrite(t *testing.T) {
-	e := endorsement(pair(id1, app), signedByTeam)
-	s := newStore(t)
-	if _, ok := s.Endorsed(e.Pair, signedByTeam); ok {
-		t.Error("Endorsed in an empty store = true")
-	}
-	endorse(t, s, e)
-	for range 2 {
-		if _, ok := s.Endorsed(e.Pair, signedByTeam); !ok {
-			t.Error("Endorsed = false; want true")
-		}
-	}
-	disk := errors.New("disk")
-	fails := true
-	s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) {
-		if fails {
-			return 0, disk
-		}
-		return write(b, at)
-	})
-	if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); !errors.Is(err, disk) {
-		t.Errorf("RevokeEndorsements = %v; want the error of the disk", err)
-	}
-	if _, ok := s.Endorsed(e.Pair, signedByTeam); !ok {
-		t.Error("Endorsed after a revocation that failed = false; want what is on disk")
-	}
-	fails = false
-	if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
-		t.Errorf("RevokeEndorsements = %v; want nil", err)
-	}
-	if _, ok := s.Endorsed(e.Pair, signedByTeam); ok {
-		t.Error("Endorsed after its revocation = true")
-	}
-	endorse(t, s, e)
-	_, _ = s.Endorsed(e.Pair, signedByTeam)
-	closeStore(t, s)
-	if _, ok := s.Endorsed(e.Pair, signedByTeam); ok {
-		t.Error("Endorsed in a closed store = true")
-	}
-}
-
-func TestTenThousandEndorsementsAreSmall(t *testing.T) {
-	path, pairs := endorsedStore(t, benchEndorsements)
-	before := heap()
-	s, _ := open(t, path, records.Options{KeyExists: true})
-	for _, p := range pairs {
-		if len(s.Endorsements(p)) != 1 {
-			t.Fatalf("Endorsements(%v) = %v; want one", p, s.Endorsements(p))
-		}
-	}
-	grown := heap() - before
-	stats, err := s.Stats()
-	if err != nil || stats.Endorsements != len(pairs) {
-		t.Errorf("Stats = %+v, %v; want %d endorsements", stats, err, len(pairs))
-	}
-	// The file is in the memory of the process too, because it is mapped.
-	if total := grown + stats.Bytes; total > 20<<20 {
-		t.Errorf("%d bytes of the heap and a file of %d; want 20 MiB at most", grown, stats.Bytes)
-	}
-	t.Logf("%d bytes of the heap, a file of %d", grown, stats.Bytes)
-	runtime.KeepAlive(s)
-}
-
-func TestEndorsedFromMemoryAllocatesNothing(t *testing.T) {
-	if testkit.Raced {
-		t.Skip("the race detector allocates")
-	}
-	s := newStore(t)
-	e := endorsement(pair(id1, app), signedByTeam)
-	check := func(what string) {
-		if n := testing.AllocsPerRun(100, func() { s.Endorsed(e.Pair, signedByTeam) }); n > 0 {
-			t.Errorf("%s: %v allocations", what, n)
-		}
-	}
-	check("without endorsements")
-	endorse(t, s, e, endorsement(e.Pair, signedByBoth))
-	check("with endorsements")
-}
-
 // A store of format 1 that somehow has endorsements gets format 2 with the next one.
 func TestEndorseRepairsTheFormat(t *testing.T) {
 	path := newPath(t)
@@ -367,71 +251,5 @@ func TestEndorseRepairsTheFormat(t *testing.T) {
 	endorse(t, s, endorsement(pair(id1, app), signedByBoth))
 	if formatOf(t, s) != 2 {
 		t.Errorf("format = %d; want 2", formatOf(t, s))
-	}
-}
-
-// benchEndorsements is how many endorsements a large node may have.
-const benchEndorsements = 10_000
-
-func endorsedStore(tb testing.TB, n int) (path string, pairs []records.Pair) {
-	tb.Helper()
-	path = tb.TempDir() + "/records.db"
-	s, _, err := records.Open(path, records.Options{Now: noon()})
-	testkit.Must(tb, err)
-	var all []records.Endorsement
-	for i := range n {
-		p := pair(fmt.Sprintf("sha256:%064x", i), fmt.Sprintf("repo.test/team-%d/app", i%50))
-		pairs = append(pairs, p)
-		e := endorsement(p, "v1:"+strings.Repeat("0123456789abcdef", 4))
-		e.Digest = "sha256:" + strings.Repeat("fedcba9876543210", 4)
-		e.Signers = []string{"https://github.com/org/repository/.github/workflows/release.yaml@refs/heads/main " +
-			"(https://token.actions.githubusercontent.com)"}
-		all = append(all, e)
-	}
-	for batch := range slices.Chunk(all, 1000) {
-		endorse(tb, s, batch...)
-	}
-	closeStore(tb, s)
-	return path, pairs
-}
-
-func BenchmarkOpenWithEndorsements(b *testing.B) {
-	for _, n := range []int{0, benchEndorsements} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			path, _ := endorsedStore(b, n)
-			b.ReportAllocs()
-			for b.Loop() {
-				s, _, err := records.Open(path, records.Options{KeyExists: true})
-				testkit.Must(b, err)
-				closeStore(b, s)
-			}
-		})
-	}
-}
-
-func BenchmarkEndorsed(b *testing.B) {
-	path, pairs := endorsedStore(b, benchEndorsements)
-	requirement := "v1:" + strings.Repeat("0123456789abcdef", 4)
-	for name, of := range map[string][]records.Pair{"warm": pairs[:100], "cold": pairs} {
-		b.Run(name, func(b *testing.B) {
-			s, _ := open(b, path, records.Options{KeyExists: true})
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				if _, ok := s.Endorsed(of[i%len(of)], requirement); !ok {
-					b.Fatal("not endorsed")
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkEndorse(b *testing.B) {
-	path, pairs := endorsedStore(b, benchEndorsements)
-	s, _ := open(b, path, records.Options{KeyExists: true})
-	began := time.Now()
-	for i := 0; b.Loop(); i++ {
-		e := endorsement(pairs[i%len(pairs)], signedByTeam)
-		e.At = began
-		endorse(b, s, e)
 	}
 }

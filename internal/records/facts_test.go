@@ -48,21 +48,6 @@ func TestProveEvictsTheLongestUnusedOfMaxProofs(t *testing.T) {
 	}
 }
 
-func TestProveReplacesADamagedRecord(t *testing.T) {
-	path, p := newPath(t), pair(id1, app)
-	s, _ := open(t, path, records.Options{})
-	prove(t, s, records.Result{Pair: p, Open: true})
-	damage(t, path, &s, key(p))
-	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
-	want := known{Record: &records.Record{
-		Pair: p, Created: at(9), LastUsed: at(9), Unlisted: true,
-		Proofs: []records.Proof{
-			{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
-		},
-	}}
-	testkit.Equal(t, "facts", lookup(t, s, p), want)
-}
-
 func TestTouchMovesLastUsedForwardOnly(t *testing.T) {
 	s, p, absent := newStore(t), pair(id1, app), pair(id2, app)
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(10)})
@@ -162,7 +147,11 @@ func TestPruneBesideWritersKeepsWhatWasWrittenSince(t *testing.T) {
 
 func TestClosedStoreFailsEveryCall(t *testing.T) {
 	s := newStore(t)
+	endorse(t, s, endorsement(pair(id1, app), signedByTeam))
 	closeStore(t, s)
+	if _, ok := s.Endorsed(pair(id1, app), signedByTeam); ok {
+		t.Error("Endorsed = true; want false")
+	}
 	_, begun := s.Begin("", app, noon())
 	_, looked := s.Lookup(pair(id1, app))
 	_, pruned := s.Prune(pruning(map[string]struct{}{"x": {}}, 0))

@@ -1,16 +1,13 @@
 package records_test
 
 import (
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -237,70 +234,4 @@ func dump(t *testing.T, path string) map[string]map[string]string {
 		})
 	})
 	return all
-}
-
-// TestFormatIsAsItsDrawingSays compares a store with the layout in doc.go.
-func TestFormatIsAsItsDrawingSays(t *testing.T) {
-	drawing := map[string][]string{} // the keys of each bucket
-	bucket := ""
-	_, text, _ := strings.Cut(string(readFile(t, "doc.go")), "# Format\n//\n")
-	for line := range strings.Lines(text) {
-		line, found := strings.CutPrefix(line, "//\t")
-		if !found {
-			break
-		}
-		name, _, _ := strings.Cut(strings.TrimSpace(line), "  ")
-		if !strings.HasPrefix(line, " ") {
-			bucket, drawing[name] = name, nil
-			continue
-		}
-		drawing[bucket] = append(drawing[bucket], name)
-	}
-
-	path, distrusted := newPath(t), newPath(t)
-	writeFormat(t, path, 2)
-	s, _ := open(t, distrusted, records.Options{KeyExists: true})
-	testkit.Value(s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil, false))(t)
-	closeStore(t, s)
-	file := dump(t, path)
-	for _, key := range []string{"distrust", "revoked"} {
-		file["meta"][key] = dump(t, distrusted)["meta"][key]
-	}
-
-	sequence := binary.BigEndian.AppendUint64(nil, 3)
-	fill := func(key, id, repository string) string {
-		return strings.NewReplacer(" 00 ", "\x00", "<image ID>", id, "<repository>", repository, "<requirement>",
-			signedByTeam,
-			"<sequence, 8 bytes>", string(sequence)).Replace(key)
-	}
-	want := map[string][]string{"meta": drawing["meta"]}
-	for name, of := range map[string][][2]string{
-		"intents": {{"", "repo.test/lost"}},
-		"records": {{id1, app}, {id1, other}, {id2, "repo.test/settled"}},
-		"marks":   {{"sha256:3", app}},
-
-		"creations":    {{"", ""}},
-		"endorsements": {{id1, app}, {id2, other}},
-	} {
-		want[name] = nil
-		for _, key := range drawing[name] {
-			for _, of := range of {
-				want[name] = append(want[name], fill(key, of[0], of[1]))
-			}
-		}
-	}
-	got := map[string][]string{}
-	for name, in := range file {
-		for key := range in {
-			got[name] = append(got[name], key)
-		}
-		slices.Sort(got[name])
-	}
-	for name := range want {
-		slices.Sort(want[name])
-	}
-	if len(drawing) != len(got) {
-		t.Errorf("the drawing has %d buckets, the file %d", len(drawing), len(got))
-	}
-	testkit.Equal(t, "keys", got, want)
 }

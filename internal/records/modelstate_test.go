@@ -1,9 +1,9 @@
 package records_test
 
 import (
+	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -146,10 +146,7 @@ func (m *model) rotate(p records.Pair, to credential.ID, now int) (rotated bool)
 
 // revoke returns how many proofs and openings it revoked.
 func (m *model) revoke(by records.Revocation, now int) (n int) {
-	inOrder := func(a, b records.Pair) int {
-		return strings.Compare(a.ImageID+"\x00"+a.Repository, b.ImageID+"\x00"+b.Repository)
-	}
-	for _, p := range slices.SortedFunc(maps.Keys(m.records), inOrder) {
+	for _, p := range slices.SortedFunc(maps.Keys(m.records), compare) {
 		r := m.records[p]
 		if by.ImageID != "" && by.ImageID != p.ImageID || by.Repository != "" && by.Repository != p.Repository {
 			continue
@@ -231,21 +228,13 @@ func (m *model) unlisted(repository string, scan []records.Pair) bool {
 }
 
 // latest returns the most recently written intent.
-func (m *model) latest(t *testing.T, s *records.Store) (last records.Intent) {
+func latest(t *testing.T, s *records.Store) records.Intent {
 	t.Helper()
-	all := testkit.Value(s.Intents())(t)
-	for _, in := range all {
-		if in.ID > last.ID {
-			last = in
-		}
-	}
-	return last
+	return slices.MaxFunc(testkit.Value(s.Intents())(t), func(a, b records.Intent) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 // end keeps one intent of each name of a repository.
-func (m *model) end(id uint64, now int) { m.endAt(id, at(now)) }
-
-func (m *model) endAt(id uint64, now time.Time) {
+func (m *model) end(id uint64, now time.Time) {
 	in, ok := m.intents[id]
 	if !ok {
 		return
@@ -257,16 +246,14 @@ func (m *model) endAt(id uint64, now time.Time) {
 	m.intents[id] = in
 }
 
-func (m *model) settle(intents []records.Intent, present []records.Pair,
-	brought func(records.Intent, records.Pair) bool, now int,
-) {
-	for _, in := range intents {
+func (m *model) settle(of records.Settlement) {
+	for _, in := range of.Intents {
 		if _, ok := m.intents[in.ID]; !ok {
 			continue
 		}
-		for _, p := range present {
-			if f := m.facts(p); p.Repository == in.Repository && brought(in, p) && f.Record == nil && !f.Marked {
-				m.records[p] = records.Record{Pair: p, Created: at(now)}
+		for _, p := range of.Present {
+			if f := m.facts(p); p.Repository == in.Repository && of.Brought(in, p) && f.Record == nil && !f.Marked {
+				m.records[p] = records.Record{Pair: p, Created: of.Now}
 				m.wrote(p)
 			}
 		}
@@ -295,7 +282,7 @@ func (m *model) prune(of records.Pruning, last uint64) {
 			if r.Unlisted {
 				last++
 				m.intents[last] = records.Intent{ID: last, Repository: p.Repository, Begun: of.Now}
-				m.endAt(last, of.Now)
+				m.end(last, of.Now)
 			}
 		}
 	}

@@ -17,58 +17,36 @@ import (
 func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 	twin := secret("u2", "team-b", "pull")
 	a, b, open := pair(id1, app), pair(id1, other), pair(id2, other)
+	type left = map[records.Pair]string // what is left; the other pairs are unchanged
+	of := func(s records.SecretRef) records.Revocation { return records.Revocation{Secret: s} }
 	for name, tc := range map[string]struct {
 		by   records.Revocation
-		want map[records.Pair]string // what is left; the other pair is unchanged
+		want left
 	}{
-		"nothing": {records.Revocation{}, nil},
-		"a credential": {
-			records.Revocation{Credential: alice},
-			map[records.Pair]string{a: "b0b", b: "", open: "open"},
-		},
-		"a credential in a repository": {
-			records.Revocation{Credential: alice, Repository: app},
-			map[records.Pair]string{a: "b0b"},
-		},
-		"an unknown credential":   {records.Revocation{Credential: "none"}, nil},
-		"a repository":            {records.Revocation{Repository: other}, map[records.Pair]string{b: "", open: ""}},
-		"no part of a repository": {records.Revocation{Repository: "repo.test/team"}, nil},
-		"an image":                {records.Revocation{ImageID: id1}, map[records.Pair]string{a: "", b: ""}},
-		"an image in a repository": {
-			records.Revocation{ImageID: id2, Repository: other},
-			map[records.Pair]string{open: ""},
-		},
-		"a Secret by its uid": {
-			records.Revocation{Secret: records.SecretRef{UID: "u2"}},
-			map[records.Pair]string{a: "a11ce"},
-		},
-		"a Secret by its name": {
-			records.Revocation{Secret: records.SecretRef{Namespace: "team-a", Name: "pull"}},
-			map[records.Pair]string{a: "b0b", b: "", open: "open"},
-		},
-		"the name in no such namespace": {
-			records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "pull"}},
-			nil,
-		},
-		"a namespace": {
-			records.Revocation{Secret: records.SecretRef{Namespace: "team-b"}},
-			map[records.Pair]string{a: "a11ce"},
-		},
-		"another uid of the same name": {records.Revocation{Secret: records.SecretRef{
-			UID: "u9", Namespace: "team-b",
-			Name: "pull",
-		}}, nil},
-		"a credential of one Secret": {records.Revocation{Credential: bob, Secret: records.SecretRef{UID: "u1"}}, nil},
+		"nothing":                       {records.Revocation{}, nil},
+		"a credential":                  {records.Revocation{Credential: alice}, left{a: "b0b", b: "", open: "open"}},
+		"a credential in a repository":  {records.Revocation{Credential: alice, Repository: app}, left{a: "b0b"}},
+		"an unknown credential":         {records.Revocation{Credential: "none"}, nil},
+		"a repository":                  {records.Revocation{Repository: other}, left{b: "", open: ""}},
+		"no part of a repository":       {records.Revocation{Repository: "repo.test/team"}, nil},
+		"an image":                      {records.Revocation{ImageID: id1}, left{a: "", b: ""}},
+		"an image in a repository":      {records.Revocation{ImageID: id2, Repository: other}, left{open: ""}},
+		"a Secret by its uid":           {of(secret("u2", "", "")), left{a: "a11ce"}},
+		"a Secret by its name":          {of(secret("", "team-a", "pull")), left{a: "b0b", b: "", open: "open"}},
+		"the name in no such namespace": {of(secret("", "team-x", "pull")), nil},
+		"a namespace":                   {of(secret("", "team-b", "")), left{a: "a11ce"}},
+		"another uid of the same name":  {of(secret("u9", "team-b", "pull")), nil},
+		"a credential of one Secret":    {records.Revocation{Credential: bob, Secret: secret("u1", "", "")}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _ := newOpen(t)
+			s := newStore(t)
 			prove(t, s, records.Result{Pair: a, Credential: alice, Secrets: []records.SecretRef{pull}, At: at(0)})
 			prove(t, s, records.Result{Pair: a, Credential: bob, Secrets: []records.SecretRef{twin}, At: at(0)})
 			prove(t, s, records.Result{Pair: b, Credential: alice, Secrets: []records.SecretRef{pull}, At: at(0)})
 			prove(t, s, records.Result{Pair: open, Open: true, At: at(0)})
 			prove(t, s, records.Result{Pair: open, Credential: alice, Secrets: []records.SecretRef{pull}, At: at(0)})
-			left := func() map[records.Pair]string {
-				now := map[records.Pair]string{}
+			leftNow := func() left {
+				now := left{}
 				for _, p := range []records.Pair{a, b, open} {
 					r := lookup(t, s, p).Record
 					if r == nil {
@@ -85,9 +63,9 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 				}
 				return now
 			}
-			want := map[records.Pair]string{a: "a11ce b0b", b: "a11ce", open: "open a11ce"}
+			want := left{a: "a11ce b0b", b: "a11ce", open: "open a11ce"}
 			would, err := s.Revoke(tc.by, at(50), nil, true)
-			if diff := cmp.Diff(want, left()); err != nil || diff != "" {
+			if diff := cmp.Diff(want, leftNow()); err != nil || diff != "" {
 				t.Errorf("Revocable = %v and changes something (-want +got):\n%s", err, diff)
 			}
 			maps.Copy(want, tc.want)
@@ -95,7 +73,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 			if diff := cmp.Diff(would, got); err != nil || diff != "" {
 				t.Errorf("Revoke = %v; and what it would be (-) and was (+):\n%s", err, diff)
 			}
-			testkit.Equal(t, "left", left(), want)
+			testkit.Equal(t, "left", leftNow(), want)
 			if n := len(got.Proofs) + len(got.Closed); (n > 0) != (tc.want != nil) {
 				t.Errorf("Revoke reports %d; want some: %v", n, tc.want != nil)
 			}
@@ -104,11 +82,6 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 			}
 		})
 	}
-}
-
-func newOpen(t *testing.T) (*records.Store, records.Report) {
-	t.Helper()
-	return open(t, newPath(t), records.Options{})
 }
 
 func TestRevokeReportsMarksAndKeepsThem(t *testing.T) {

@@ -25,11 +25,8 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 			Secrets: map[credential.ID][]records.SecretRef{alice: {own}},
 		}})
 		testkit.Must(t, err)
-		rotated := testkit.Value(s.Rotate(records.Rotation{
-			Pair: p, Secret: own,
-			Credential: credential.ID(fmt.Sprintf("%04x", i)), At: at(3),
-		}))(t)
-		if !rotated {
+		to := records.Rotation{Pair: p, Secret: own, Credential: credential.ID(fmt.Sprintf("%04x", i)), At: at(3)}
+		if !testkit.Value(s.Rotate(to))(t) {
 			refused++
 		}
 	}
@@ -46,10 +43,8 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 			left[alice])
 	}
 	// A credential that replaces its own proof needs no room.
-	if rotated, err := s.Rotate(records.Rotation{
-		Pair: p, Secret: secret("m0", "team-m", "own"), Credential: carol,
-		At: at(4),
-	}); !rotated || err != nil {
+	to := records.Rotation{Pair: p, Secret: secret("m0", "team-m", "own"), Credential: carol, At: at(4)}
+	if rotated, err := s.Rotate(to); !rotated || err != nil {
 		t.Errorf("Rotate in a full record = %v, %v; want true, nil", rotated, err)
 	}
 }

@@ -17,11 +17,8 @@ func secret(uid, namespace, name string) records.SecretRef {
 }
 
 func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
-	proof := func(id credential.ID, first, last, used int, secrets ...records.SecretRef) records.Proof {
-		return records.Proof{
-			Credential: id, Secrets: secrets, FirstProved: at(first), LastProved: at(last),
-			LastUsed: at(used),
-		}
+	proof := func(id credential.ID, first, last, used int, from ...records.SecretRef) records.Proof {
+		return records.Proof{Credential: id, Secrets: from, FirstProved: at(first), LastProved: at(last), LastUsed: at(used)}
 	}
 	rotated := func(p records.Proof, from ...credential.ID) records.Proof {
 		p.RotatedFrom, p.Namespace = from, pull.Namespace
@@ -32,6 +29,10 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 		secrets []records.SecretRef
 	}
 	twin := secret("u2", "team-b", "other")
+	by := func(id credential.ID, secrets ...records.SecretRef) pulled { return pulled{id, secrets} }
+	pulls := func(all ...pulled) []pulled { return all }
+	proofs := func(all ...records.Proof) []records.Proof { return all }
+	alone, unchanged := pulls(by(alice, pull)), proofs(proof(alice, 0, 0, 0, pull))
 	for name, tc := range map[string]struct {
 		pulls   []pulled // one after the other, at 0, 1, …
 		secret  records.SecretRef
@@ -39,67 +40,33 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 		rotated bool
 		want    []records.Proof
 	}{
-		"its old credential": {
-			[]pulled{{alice, []records.SecretRef{pull}}},
-			pull, bob, true,
-			[]records.Proof{rotated(proof(bob, 0, 0, 9, pull), alice)},
-		},
+		"its old credential": {alone, pull, bob, true, proofs(rotated(proof(bob, 0, 0, 9, pull), alice))},
 		"others stay": {
-			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{twin}}, {"none", nil}},
-			pull, bob, true,
-			[]records.Proof{proof(carol, 1, 1, 1, twin), proof("none", 2, 2, 2), rotated(proof(bob, 0, 0, 9, pull), alice)},
+			pulls(by(alice, pull), by(carol, twin), by("none")), pull, bob, true,
+			proofs(proof(carol, 1, 1, 1, twin), proof("none", 2, 2, 2), rotated(proof(bob, 0, 0, 9, pull), alice)),
 		},
 		"a credential that another Secret holds too": {
-			[]pulled{{alice, []records.SecretRef{pull, twin}}},
-			pull, bob, true,
-			[]records.Proof{proof(alice, 0, 0, 0, twin), rotated(proof(bob, 0, 0, 9, pull), alice)},
+			pulls(by(alice, pull, twin)), pull, bob, true,
+			proofs(proof(alice, 0, 0, 0, twin), rotated(proof(bob, 0, 0, 9, pull), alice)),
 		},
 		"two of its credentials": {
-			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{pull}}},
-			pull, bob, true,
-			[]records.Proof{rotated(proof(bob, 1, 1, 9, pull), carol)},
+			pulls(by(alice, pull), by(carol, pull)), pull, bob, true, proofs(rotated(proof(bob, 1, 1, 9, pull), carol)),
 		},
 		"by one that proved access itself, later": {
-			[]pulled{{alice, []records.SecretRef{pull}}, {bob, nil}},
-			pull, bob, true,
-			[]records.Proof{proof(bob, 1, 1, 9, pull)},
+			pulls(by(alice, pull), by(bob)), pull, bob, true, proofs(proof(bob, 1, 1, 9, pull)),
 		},
 		"by one that proved access itself, earlier": {
-			[]pulled{{bob, nil}, {alice, []records.SecretRef{pull}}},
-			pull, bob, true,
-			[]records.Proof{proof(bob, 0, 0, 9, pull)},
+			pulls(by(bob), by(alice, pull)), pull, bob, true, proofs(proof(bob, 0, 0, 9, pull)),
 		},
-		"not for another uid": {
-			[]pulled{{alice, []records.SecretRef{pull}}},
-			secret("u9", pull.Namespace, pull.Name), bob, false,
-			[]records.Proof{proof(alice, 0, 0, 0, pull)},
-		},
-		"not for another namespace": {
-			[]pulled{{alice, []records.SecretRef{pull}}},
-			secret(pull.UID, "team-b", pull.Name), bob, false,
-			[]records.Proof{proof(alice, 0, 0, 0, pull)},
-		},
-		"not for another name": {
-			[]pulled{{alice, []records.SecretRef{pull}}},
-			secret(pull.UID, pull.Namespace, "other"), bob, false,
-			[]records.Proof{proof(alice, 0, 0, 0, pull)},
-		},
+		"not for another uid":       {alone, secret("u9", pull.Namespace, pull.Name), bob, false, unchanged},
+		"not for another namespace": {alone, secret(pull.UID, "team-b", pull.Name), bob, false, unchanged},
+		"not for another name":      {alone, secret(pull.UID, pull.Namespace, "other"), bob, false, unchanged},
 		"not for no Secret": {
-			[]pulled{{alice, []records.SecretRef{{}}}},
-			records.SecretRef{},
-			bob, false,
-			[]records.Proof{proof(alice, 0, 0, 0, records.SecretRef{})},
+			pulls(by(alice, records.SecretRef{})), records.SecretRef{}, bob, false,
+			proofs(proof(alice, 0, 0, 0, records.SecretRef{})),
 		},
-		"not by no credential": {
-			[]pulled{{alice, []records.SecretRef{pull}}},
-			pull, "", false,
-			[]records.Proof{proof(alice, 0, 0, 0, pull)},
-		},
-		"not without a change": {
-			[]pulled{{alice, []records.SecretRef{pull}}},
-			pull, alice, false,
-			[]records.Proof{proof(alice, 0, 0, 0, pull)},
-		},
+		"not by no credential": {alone, pull, "", false, unchanged},
+		"not without a change": {alone, pull, alice, false, unchanged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := open(t, newPath(t), records.Options{})
@@ -133,10 +100,8 @@ func TestTouchNotesSecrets(t *testing.T) {
 	if len(got) != 1 || len(got[0].Secrets) != records.MaxSecrets || got[0].LastUsed != at(records.MaxSecrets-1) {
 		t.Fatalf("proofs = %+v; want one with %d Secrets", got, records.MaxSecrets)
 	}
-	if rotated, err := s.Rotate(records.Rotation{
-		Pair: p, Secret: secret("7", "n", "s"), Credential: bob,
-		At: at(1),
-	}); !rotated || err != nil {
+	to := records.Rotation{Pair: p, Secret: secret("7", "n", "s"), Credential: bob, At: at(1)}
+	if rotated, err := s.Rotate(to); !rotated || err != nil {
 		t.Errorf("Rotate of a Secret that was noted = %v, %v; want true, nil", rotated, err)
 	}
 }

@@ -30,7 +30,6 @@ const (
 
 func noon() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
 
-// newStore makes a closed store with one value of each kind.
 func newStore(t *testing.T) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "records.db")
@@ -38,6 +37,7 @@ func newStore(t *testing.T) (path string) {
 	return path
 }
 
+// fill makes a closed store with one value of each kind.
 func fill(t *testing.T, path string) {
 	t.Helper()
 	s, _, err := records.Open(path, records.Options{Now: noon()})
@@ -94,118 +94,68 @@ func state(t *testing.T, path string) string {
 }
 
 func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
+	inTx := func(f func(*bolt.Tx) error) func(string) error {
+		return func(path string) error { change(t, path, f); return nil }
+	}
+	inFile := func(f func([]byte) []byte) func(string) error {
+		return func(path string) error { edit(t, path, f); return nil }
+	}
+	put := func(key, value string) func(string) error {
+		return inTx(func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte(key), []byte(value)) })
+	}
+	replaced := func(by func(path string) error) func(string) error {
+		return func(path string) error { return errors.Join(os.Rename(path, path+".real"), by(path)) }
+	}
+	noMarks := inTx(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("marks")) })
 	for name, tc := range map[string]struct {
-		damage  func(t *testing.T, path string)
+		damage  func(path string) error
 		where   string // of the first problem, "" for none
-		what    string
+		what    string // of the problem or the error
 		wantErr error
-		text    string // of the error
 	}{
-		"sound": {damage: func(*testing.T, string) {}},
-		"value": {
-			damage: func(t *testing.T, path string) { t.Helper(); change(t, path, damageValue) },
-			where:  "records " + id1 + " " + app, what: "wrong checksum",
-		},
-		"bucket": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				change(t, path, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("marks")) })
-			},
-			where: records.WhereTree, what: "bucket marks is missing",
-		},
-		"unknown key": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("distrusu"), []byte("x")) })
-			},
-			where: "meta distrusu", what: "unknown key",
-		},
-		"pages": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				edit(t, path, func(b []byte) []byte { clear(b[2*4096:]); return b })
-			},
-			where: records.WhereTree, what: "page",
-		},
-		"cut": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				edit(t, path, func(b []byte) []byte { return b[:3*4096] })
-			},
-			where: records.WhereTree, what: "shorter",
-		},
-		"empty": {
-			damage: func(t *testing.T, path string) { t.Helper(); edit(t, path, func([]byte) []byte { return nil }) },
-			where:  records.WhereTree, what: "too short",
-		},
+		"sound":       {damage: inFile(func(b []byte) []byte { return b })},
+		"value":       {inTx(damageValue), "records " + id1 + " " + app, "wrong checksum", nil},
+		"bucket":      {noMarks, records.WhereTree, "bucket marks is missing", nil},
+		"unknown key": {put("distrusu", "x"), "meta distrusu", "unknown key", nil},
+		"pages":       {inFile(func(b []byte) []byte { clear(b[2*4096:]); return b }), records.WhereTree, "page", nil},
+		"cut":         {inFile(func(b []byte) []byte { return b[:3*4096] }), records.WhereTree, "shorter", nil},
+		"empty":       {inFile(func([]byte) []byte { return nil }), records.WhereTree, "too short", nil},
 		"text": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				edit(t, path, func([]byte) []byte { return bytes.Repeat([]byte("no store\n"), 9999) })
-			},
-			where: records.WhereTree, what: "not a bbolt file",
+			inFile(func([]byte) []byte { return bytes.Repeat([]byte("no store\n"), 9999) }), records.WhereTree,
+			"not a bbolt file", nil,
 		},
-		"newer": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("7")) })
-			},
-			wantErr: records.ErrNewerFormat, text: "format 7, this version reads up to 3",
-		},
-		"absent": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				testkit.Must(t, os.Remove(path))
-			},
-			wantErr: os.ErrNotExist, text: "no such file",
-		},
-		"link": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				testkit.Must(t, errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)))
-			},
-			text: "is a symbolic link",
-		},
+		"newer":  {put("format", "7"), "", "format 7, this version reads up to 3", records.ErrNewerFormat},
+		"absent": {os.Remove, "", "no such file", os.ErrNotExist},
+		"link":   {replaced(func(p string) error { return os.Symlink(p+".real", p) }), "", "is a symbolic link", nil},
 		"directory": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				testkit.Must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
-			},
-			text: "not a regular file",
+			replaced(func(p string) error { return os.Mkdir(p, 0o700) }), "", "not a regular file", nil,
 		},
-		"pipe": {
-			damage: func(t *testing.T, path string) {
-				t.Helper()
-				testkit.Must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
-			},
-			text: "not a regular file",
-		},
+		"pipe": {replaced(func(p string) error { return syscall.Mkfifo(p, 0o600) }), "", "not a regular file", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := newStore(t)
-			tc.damage(t, path)
+			testkit.Must(t, tc.damage(path))
 			before := state(t, path)
 			v, err := offline.Check(t.Context(), path)
-			if tc.text != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.text) || tc.wantErr != nil && !errors.Is(err, tc.wantErr) {
-					t.Errorf("Check = %+v, %v; want … %s …", v, err, tc.text)
-				}
-			} else if err != nil {
-				t.Errorf("Check = %v; want nil", err)
-			}
+			refused := tc.where == "" && tc.what != ""
 			switch {
-			case tc.text == "" && tc.where == "":
+			case refused:
+				if err == nil || !strings.Contains(err.Error(), tc.what) || tc.wantErr != nil && !errors.Is(err, tc.wantErr) {
+					t.Errorf("Check = %+v, %v; want … %s …", v, err, tc.what)
+				}
+			case err != nil:
+				t.Errorf("Check = %v; want nil", err)
+			case tc.where == "":
 				testkit.Equal(t, "Verification", v, records.Verification{Values: 7})
-			case tc.where != "" && (len(v.Problems) == 0 || v.Problems[0].Where != tc.where ||
-				!strings.Contains(v.Problems[0].What, tc.what)):
+			case len(v.Problems) == 0 || v.Problems[0].Where != tc.where || !strings.Contains(v.Problems[0].What, tc.what):
 				t.Errorf("Problems = %q; want %s: … %s …", v.Problems, tc.where, tc.what)
 			}
-			if _, err := offline.Dump(t.Context(), path, io.Discard); (err == nil) != (tc.text == "") {
+			if _, err := offline.Dump(t.Context(), path, io.Discard); (err != nil) != refused {
 				t.Errorf("Dump = %v; want what Check returned", err)
 			}
-			if sound := tc.text == "" && tc.where != records.WhereTree; !sound {
+			if sound := !refused && tc.where != records.WhereTree; !sound {
 				_, err := offline.Compact(t.Context(), path)
-				if err == nil || tc.text == "" && !errors.Is(err, offline.ErrDamaged) || tc.wantErr != nil &&
+				if err == nil || !refused && !errors.Is(err, offline.ErrDamaged) || tc.wantErr != nil &&
 					!errors.Is(err, tc.wantErr) {
 					t.Errorf("Compact = %v; want it refused", err)
 				}
@@ -348,23 +298,14 @@ func TestEveryCallEndsWithItsContext(t *testing.T) {
 	before := state(t, path)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for name, err := range each(ctx, path) {
-		if !errors.Is(err, context.Canceled) {
+	for name, call := range calls() {
+		if err := call(ctx, path); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s = %v; want Canceled", name, err)
 		}
 	}
 	if after := state(t, path); after != before {
 		t.Error("something has changed")
 	}
-}
-
-// each calls every function once.
-func each(ctx context.Context, path string) map[string]error {
-	errs := map[string]error{}
-	for name, call := range calls() {
-		errs[name] = call(ctx, path)
-	}
-	return errs
 }
 
 func calls() map[string]func(ctx context.Context, path string) error {
@@ -399,11 +340,9 @@ func TestStoreThatADaemonHasOpenIsInUse(t *testing.T) {
 	if after := state(t, path); after != before {
 		t.Error("something has changed")
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
-	for name, err := range each(t.Context(), path) {
-		if err != nil {
+	testkit.Must(t, s.Close())
+	for name, call := range calls() {
+		if err := call(t.Context(), path); err != nil {
 			t.Errorf("%s once it is closed = %v; want nil", name, err)
 		}
 	}
