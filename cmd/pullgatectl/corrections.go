@@ -153,10 +153,8 @@ grants that depend on the marks end at once.` + cli.Changing,
 			Needs:    "give --repository, --image-id, or --all",
 			Question: "Require proof for these images?",
 			Nothing:  "Nothing to forget: no mark matches.",
-			Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
-				return len(r.GetForgotten())+len(r.GetGrants()) == 0
-			},
-			Plan: cli.View.Forgetting,
+			Empty:    func(r *adminv1.ForgetPreloadedResponse) bool { return len(r.GetForgotten())+len(r.GetGrants()) == 0 },
+			Plan:     cli.View.Forgetting,
 			Done: func(r *adminv1.ForgetPreloadedResponse) string {
 				return fmt.Sprintf("Forgot %s, ended %s. The images need proof from now on.",
 					cli.Count(len(r.GetForgotten()), "mark", "marks"), cli.Count(len(r.GetGrants()), "grant", "grants"))

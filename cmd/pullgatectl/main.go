@@ -78,9 +78,7 @@ func versionCommand(c *cli.Console) *cobra.Command {
 		answer := map[string]any{
 			"version": program.Version, "commit": program.Commit, "date": program.Date, "goVersion": runtime.Version(),
 		}
-		return c.Print(o, answer, func(_ cli.View, p *cli.Page) {
-			p.Line("%s", program.VersionLine("pullgatectl"))
-		})
+		return c.Print(o, answer, func(_ cli.View, p *cli.Page) { p.Line("%s", program.VersionLine("pullgatectl")) })
 	}
 	return cmd
 }

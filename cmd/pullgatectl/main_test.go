@@ -173,9 +173,7 @@ func requests(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // hangUp ends the daemon and leaves its socket.
-func hangUp(ts *testscript.TestScript, _ bool, _ []string) {
-	daemonOf(ts).stop()
-}
+func hangUp(ts *testscript.TestScript, _ bool, _ []string) { daemonOf(ts).stop() }
 
 // mode compares the mode of a file: mode 0600 file.
 func mode(ts *testscript.TestScript, neg bool, args []string) {

@@ -309,9 +309,7 @@ func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 	} {
 		noted := 0 // the store still has all endorsements when a revocation is noted
 		var w *world
-		w = endorsedNode(t, func(c *adminapi.Config) {
-			c.RevokingEndorsements = func() { noted += len(endorsedIn(w)) }
-		})
+		w = endorsedNode(t, func(c *adminapi.Config) { c.RevokingEndorsements = func() { noted += len(endorsedIn(w)) } })
 		tc.req.DryRun = true
 		would, err := w.RevokeEndorsements(t.Context(), tc.req)
 		if err != nil || len(would.GetEndorsements()) != tc.want || len(w.endorsements(&endorsedReq{})) != 4 {

@@ -840,12 +840,10 @@ func TestReportNodeCredentials(t *testing.T) {
 	}{
 		"valid":           {func(*report) {}, codes.OK, ""},
 		"valid once more": {func(*report) {}, codes.OK, ""},
-		"expired": {func(r *report) {
-			r.Expires = timestamppb.New(time.Now().Add(-time.Second))
-		}, invalid, "expires"},
-		"no expiry":      {func(r *report) { r.Expires = nil }, invalid, "expires"},
-		"invalid expiry": {func(r *report) { r.Expires.Nanos = -1 }, invalid, "expires"},
-		"no credentials": {func(r *report) { r.Credentials = nil }, invalid, "must be 1 to 256"},
+		"expired":         {func(r *report) { r.Expires = timestamppb.New(time.Now().Add(-time.Second)) }, invalid, "expires"},
+		"no expiry":       {func(r *report) { r.Expires = nil }, invalid, "expires"},
+		"invalid expiry":  {func(r *report) { r.Expires.Nanos = -1 }, invalid, "expires"},
+		"no credentials":  {func(r *report) { r.Credentials = nil }, invalid, "must be 1 to 256"},
 		"too many": {func(r *report) {
 			for range 256 {
 				r.Credentials = append(r.Credentials, r.Credentials[0])

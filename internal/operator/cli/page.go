@@ -133,9 +133,7 @@ func (p *Page) Take() []byte {
 	return b
 }
 
-func shown(cell string) string {
-	return cmp.Or(Safe(cell), "-")
-}
+func shown(cell string) string { return cmp.Or(Safe(cell), "-") }
 
 // A View contains the settings for text output.
 type View struct {

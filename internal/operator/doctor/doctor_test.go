@@ -317,9 +317,7 @@ func play(t *testing.T, rows []row, before ...func(n *testNode)) {
 		note("before", base, shown())
 	}
 	for _, r := range rows {
-		t.Run(r.name, func(t *testing.T) {
-			note(r.name, shown(append(before, r.change)...), base)
-		})
+		t.Run(r.name, func(t *testing.T) { note(r.name, shown(append(before, r.change)...), base) })
 	}
 	golden(t, got.String())
 }
@@ -542,9 +540,7 @@ func TestState(t *testing.T) {
 		{"nearly full", func(n *testNode) { n.disk.Free = 63 << 20 }},
 		{"no inodes", func(n *testNode) { n.disk.FreeNodes = 3 }},
 		{"as many inodes as wanted", func(n *testNode) { n.disk.Inodes, n.disk.FreeNodes = 0, 0 }},
-		{"a check that panics", func(n *testNode) {
-			n.Disk = func(string) (disk.Stats, error) { panic("broken") }
-		}},
+		{"a check that panics", func(n *testNode) { n.Disk = func(string) (disk.Stats, error) { panic("broken") } }},
 		{"clock alone", func(n *testNode) { n.inStep = false }},
 		{"clock unknown", func(n *testNode) { n.clockErr = errors.New("not permitted") }},
 		{"daemon started in the future", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Hour)) }},
@@ -638,9 +634,7 @@ func TestCRIO(t *testing.T) {
 func TestMirrors(t *testing.T) {
 	const hosts = "/etc/containerd/certs.d/docker.io/hosts.toml"
 	const config = "/etc/containerd/config.toml"
-	hostsFile := func(content string) func(*testNode) {
-		return func(n *testNode) { n.file(hosts, 0o644, content) }
-	}
+	hostsFile := func(content string) func(*testNode) { return func(n *testNode) { n.file(hosts, 0o644, content) } }
 	serve := func(address string, status int, then func(*testNode)) func(*testNode) {
 		return func(n *testNode) { n.serve(address, status); then(n) }
 	}
@@ -824,9 +818,7 @@ func TestReviews(t *testing.T) {
 		{"a folder for root only", chmod("/etc/pullgate/policies", 0o700)},
 		{"a kubeconfig for root only", chmod(backendConfig, 0o600)},
 		{"a kubeconfig for everyone", chmod(backendConfig, 0o644)},
-		{"a kubeconfig of another group", func(n *testNode) {
-			n.must(os.Chown(n.path(backendConfig), 991, 1000))
-		}},
+		{"a kubeconfig of another group", func(n *testNode) { n.must(os.Chown(n.path(backendConfig), 991, 1000)) }},
 		{"no kubeconfig", remove(backendConfig)},
 		{"a key for everyone", chmod("/etc/pullgate/client.key", 0o644)},
 		{"no authority", remove("/etc/pullgate/ca.crt")},
