@@ -208,6 +208,7 @@ read some are left out, and stderr has their number.`,
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those about this `repository`")
 	limit := cmd.Flags().Uint("limit", 0, "end after `N` decisions; 0 is never")
 	o := cli.OutputFlags(cmd)
+	o.Stream = true
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		interrupted := cmd.Context()
 		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
@@ -229,10 +230,8 @@ read some are left out, and stderr has their number.`,
 }
 
 func follow(c *cli.Console, o *cli.Output, limit uint, next func() (*adminv1.WatchDecisionsResponse, error)) error {
-	p := c.Page()
 	if o.Format == cli.AsTable {
-		o.View(c).DecisionHead(p)
-		if err := c.Emit(p.Take()); err != nil {
+		if err := c.Print(o, nil, cli.View.DecisionHead); err != nil {
 			return err
 		}
 	}
@@ -249,26 +248,9 @@ func follow(c *cli.Console, o *cli.Output, limit uint, next func() (*adminv1.Wat
 			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %d decisions are missing here, they came faster than they were read\n",
 				d.GetDropped())
 		}
-		b, err := line(c, o, p, d)
-		if err != nil {
-			return err
-		}
-		if err := c.Emit(b); err != nil {
+		if err := c.Print(o, d, func(v cli.View, p *cli.Page) { v.Decision(p, d) }); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func line(c *cli.Console, o *cli.Output, p *cli.Page, d *adminv1.WatchDecisionsResponse) ([]byte, error) {
-	switch o.Format {
-	case cli.AsJSON:
-		return cli.JSONLine(d)
-	case cli.AsYAML:
-		b, err := cli.YAML(d)
-		return append([]byte("---\n"), b...), err
-	case cli.AsTable:
-	}
-	o.View(c).Decision(p, d)
-	return p.Take(), nil
 }

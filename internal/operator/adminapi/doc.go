@@ -4,8 +4,4 @@
 // The API answers only root and the user of the process, and no answer contains a credential, only IDs. A call writes
 // its changes to disk, then to memory, and then answers; a call that fails before the answer has opened nothing. No
 // call of the CRI waits for the admin API.
-//
-// # Locks
-//
-// The locks of the feed of decisions and of the count of connections are leaves: no function is called under them.
 package adminapi

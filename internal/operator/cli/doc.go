@@ -5,7 +5,4 @@
 // failed, why and what to do, each on one line of stderr. A command changes something only after it has shown the
 // change and the user has agreed. A daemon that is not reached and a daemon that refuses have different exit codes, and
 // no call waits longer than the caller's limit.
-//
-// Lists are read page by page. The result is complete, or cut at the caller's limit, or an error. The beginning of an
-// ID matches one ID or none.
 package cli

@@ -52,6 +52,7 @@ func (f *Format) Set(s string) error {
 // An Output contains the flags about a command's output.
 type Output struct {
 	Format        Format
+	Stream        bool // of answers: JSON is a line, and YAML begins with ---
 	wholeIDs      bool
 	absoluteTimes bool
 }
@@ -84,9 +85,15 @@ func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 	var err error
 	switch o.Format {
 	case AsJSON:
-		b, err = JSON(m)
+		write := JSON
+		if o.Stream {
+			write = JSONLine
+		}
+		b, err = write(m)
 	case AsYAML:
-		b, err = YAML(m)
+		if b, err = YAML(m); o.Stream {
+			b = append([]byte("---\n"), b...)
+		}
 	case AsTable:
 		p := c.Page()
 		draw(o.View(c), p)

@@ -11,13 +11,7 @@
 // with Allow. If policies admit it, it has a line for each pod, container, image ID and content of the policies.
 // RunPodSandbox has a line only if a finding is not Admit.
 //
-// # What is written when
-//
-// Record puts a decision into a queue in memory and returns; if the queue is full, the decision is dropped. Run writes
-// the queued decisions to the file, one write for each line, without a sync: a crash of the node may lose the last
-// lines. A line that cannot be written is dropped too. Dropped decisions are counted, and the next written line
-// contains the number of missing ones.
-//
-// Only Run writes to the file, and only appends. After a rotation, Reopen makes Run continue in a new file of the same
-// name; until then, lines go to the old file. If the file was deleted, the next line creates it again.
+// Run writes the queued decisions, one write for each line, without a sync: a crash of the node may lose the last
+// lines. Decisions that are dropped are counted, and the next line has their number. After a rotation lines go to the
+// old file until Reopen. If the file was deleted, the next line creates it again.
 package decisionlog

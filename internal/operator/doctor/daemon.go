@@ -103,9 +103,9 @@ func (n Node) otherConfiguration() []Finding {
 		return nil // the status has no path
 	}
 	for _, p := range n.running("pullgated") {
-		file := cmp.Or(last(n.words(p.pid), "config").text, defaultConfig)
+		file := cmp.Or(last(n.words(p.PID), "config").text, defaultConfig)
 		if !filepath.IsAbs(file) {
-			cwd, err := os.Readlink(n.Path("/proc", strconv.Itoa(p.pid), "cwd"))
+			cwd, err := os.Readlink(n.Path("/proc", strconv.Itoa(p.PID), "cwd"))
 			if err != nil {
 				continue
 			}
@@ -256,8 +256,8 @@ func (n Node) own(ctx context.Context, s ownSocket) (all []Finding, served bool)
 	case err != nil:
 		return append(all, fail("systemctl restart "+s.unit, "%s: %s: %v%s", s.field, s.path, err, s.effect)...), false
 	// systemd keeps it for the program; the kernel keeps 15 letters of a name
-	case peer.name != "" && peer.name != "systemd" && peer.name != s.program[:min(15, len(s.program))]:
-		return append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart %s", peer.pid,
+	case peer.Name != "" && peer.Name != "systemd" && peer.Name != s.program[:min(15, len(s.program))]:
+		return append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart %s", peer.PID,
 			s.field, s.unit), "%s: %s is served by %s", s.field, s.path, peer)...), false
 	case len(all) == 0:
 		all = ok("%s: %s is served by %s", s.field, s.path, peer)
@@ -296,19 +296,19 @@ func (n Node) socket(path string) (fs.FileInfo, error) {
 	return info, err
 }
 
-func (n Node) peer(ctx context.Context, path string) (process, error) {
+func (n Node) peer(ctx context.Context, path string) (Process, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	c, err := n.Dial(ctx, "unix", n.Path(path))
 	if err != nil {
-		return process{}, dialError(err)
+		return Process{}, dialError(err)
 	}
 	defer func() { _ = c.Close() }() // nothing was written
 	who, err := sockets.PeerOf(c)
 	if err != nil {
-		return process{}, nil // a process answers, but it cannot be determined which one
+		return Process{}, nil // a process answers, but it cannot be determined which one
 	}
-	return process{pid: int(who.Pid), name: n.nameOf(int(who.Pid))}, nil
+	return Process{PID: int(who.Pid), Name: n.nameOf(int(who.Pid))}, nil
 }
 
 func dialError(err error) error {
@@ -323,22 +323,24 @@ func dialError(err error) error {
 	return err
 }
 
-// A process is a process of the node. Its name is "" if it cannot be determined.
-type process struct {
-	pid  int
-	name string
+// A Process is a process of the node. Its name is "" if it cannot be determined.
+type Process struct {
+	PID  int
+	Name string
+	Args []string
 }
 
-func (p process) String() string {
-	if p.name == "" {
+// String returns the name and the process ID.
+func (p Process) String() string {
+	if p.Name == "" {
 		return "an unknown process"
 	}
-	return fmt.Sprintf("%s (process %d)", p.name, p.pid)
+	return fmt.Sprintf("%s (process %d)", p.Name, p.PID)
 }
 
-func (n Node) running(names ...string) (found []process) {
+func (n Node) running(names ...string) (found []Process) {
 	for _, pid := range n.pids() {
-		if p := (process{pid, n.nameOf(pid)}); slices.Contains(names, p.name) && n.ownProcess(pid) {
+		if p := (Process{PID: pid, Name: n.nameOf(pid)}); slices.Contains(names, p.Name) && n.ownProcess(pid) {
 			found = append(found, p)
 		}
 	}

@@ -1,10 +1,8 @@
 // Package doctor inspects a node from outside the daemon: which endpoint its kubelet dials and which file sets it, and
 // checks of files, sockets and processes, and of the daemon's status if it answers.
 //
-// The package changes nothing, needs no daemon, and keeps no secret. Only a connection to the socket of
-// pullgate-policyd lets systemd start it, as a review does. A state that cannot be determined is Unknown and never OK,
-// and every finding that is not OK has a remediation in one sentence. No check prevents another one, and none waits
-// longer than a few seconds.
+// The package changes nothing. A state that cannot be determined is Unknown and never OK, and every finding that is not
+// OK has a remediation in one sentence. No check prevents another one, and none waits longer than a few seconds.
 //
 // # What sets the socket that a kubelet dials
 //

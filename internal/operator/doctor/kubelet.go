@@ -31,7 +31,7 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 	if found.Running == nil {
 		return append(next, n.kubeletFiles(ctx, found.Configured)...)
 	}
-	all := n.judge(process{found.Process.PID, "kubelet"}.String(), *found.Running)
+	all := n.judge(found.Process.String(), *found.Running)
 	if all[0].Level != next[0].Level {
 		remediation := cmp.Or(next[0].Remediation, "restart the kubelet; running pods continue")
 		all = append(all, warn(remediation, "%s, once it is restarted", next[0].Found)...)
@@ -90,7 +90,7 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 			"what the kubelet dials: %v", why)
 	}
 	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
-		s, err := n.ProcessSettings(p.pid)
+		s, err := n.ProcessSettings(p.PID)
 		if err != nil {
 			all = append(all, unknown("check as root that the file exists and can be read", "what %s dials: %v", p, err)...)
 			continue
@@ -221,7 +221,7 @@ func (h Host) ProcessSettings(pid int) (Settings, error) {
 		return Settings{}, fmt.Errorf("process %d has no command line that can be read", pid)
 	}
 	args := append(strings.Fields(line[0]), line[1:]...) // k3s shows its first words as one
-	words := append([]word{{text: args[0]}}, Process{pid, args}.words()...)
+	words := append([]word{{text: args[0]}}, Process{PID: pid, Args: args}.words()...)
 	configured, before, _, err := h.arguments(service{words: words, environment: map[string]word{}})
 	if err != nil {
 		return Settings{}, err
@@ -367,23 +367,17 @@ func (h Host) exists(path string) bool {
 	return content != nil || !changed && err == nil
 }
 
-// A Process is one that runs.
-type Process struct {
-	PID  int
-	Args []string
-}
-
 func (h Host) kubeletOf(mainPID int) Process {
 	for _, pid := range append([]int{mainPID}, h.pids()...) {
 		args := h.commandLine(pid)
 		if len(args) > 0 && path.Base(args[0]) == "kubelet" && mainPID != 0 && h.descends(pid, mainPID) {
-			return Process{pid, args}
+			return Process{pid, "kubelet", args}
 		}
 	}
 	return Process{}
 }
 
-func (h Host) words(pid int) []word { return Process{pid, h.commandLine(pid)}.words() }
+func (h Host) words(pid int) []word { return Process{PID: pid, Args: h.commandLine(pid)}.words() }
 
 func (h Host) pids() (pids []int) {
 	entries, _ := os.ReadDir(h.Path("/proc")) // without it no process is known

@@ -162,14 +162,14 @@ func (n Node) runtimeVersion(ctx context.Context) []Finding {
 	name, text := n.Status.GetRuntime().GetName(), n.Status.GetRuntime().GetVersion()
 	if text == "" { // without the daemon
 		p, err := n.peer(ctx, socketPath(n.Config.RuntimeEndpoint))
-		if err != nil || p.name == "" {
+		if err != nil || p.Name == "" {
 			return unknown("start the runtime and pullgated, which asks it; run it as root", "which version the runtime is")
 		}
 		v, err := n.versionOf(ctx, p)
 		if err != nil {
 			return unknown("start pullgated, which asks it", "which version %s is: %v", p, err)
 		}
-		name, text = p.name, v.String()
+		name, text = p.Name, v.String()
 	}
 	v, err := versionIn(text)
 	switch {
@@ -206,13 +206,13 @@ func crioVersion(v *version.Version) []Finding {
 	return ok("CRI-O is version %s: %s", v, how)
 }
 
-func (n Node) versionOf(ctx context.Context, p process) (*version.Version, error) {
-	if !n.ownProcess(p.pid) {
+func (n Node) versionOf(ctx context.Context, p Process) (*version.Version, error) {
+	if !n.ownProcess(p.PID) {
 		return nil, errors.New("it is not a process of the node itself, so its program cannot be run")
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	out, err := n.Run(ctx, n.Path("/proc", strconv.Itoa(p.pid), "exe"), "--version")
+	out, err := n.Run(ctx, n.Path("/proc", strconv.Itoa(p.PID), "exe"), "--version")
 	if err != nil {
 		return nil, err
 	}
@@ -231,10 +231,10 @@ func (n Node) runtimeName(ctx context.Context) string {
 	if err != nil {
 		return ""
 	}
-	if p.name == "crio" {
+	if p.Name == "crio" {
 		return crio
 	}
-	return p.name
+	return p.Name
 }
 
 const crio = "cri-o"
@@ -387,7 +387,7 @@ func (n Node) registries() (r registries) {
 
 func (n Node) containerdFiles() (files []string) {
 	for _, p := range n.running("containerd") {
-		words := n.words(p.pid)
+		words := n.words(p.PID)
 		if file := cmp.Or(last(words, "config").text, last(words, "c").text); file != "" {
 			files = append(files, file)
 		}

@@ -26,12 +26,6 @@
 // The journal, a file in pullgated's folder, is on disk before any other change, and is removed last. It contains the
 // changes of each file, and no other content of the file.
 //
-//	killed after            Enable, run again          Disable
-//	the journal is written  does all of it             restarts the kubelet, drops the journal
-//	a file is written       does the rest              takes the file back, then the same
-//	daemon-reload           does the rest              the same
-//	the restart             restarts, watches again    the same
-//	the watch               restarts, watches again    the same
-//
-// Two processes cannot run at the same time: both lock the folder of the journal.
+// Killed at any step, Enable does the rest when it is run again, and restarts and watches the kubelet once more. Disable
+// takes back what was written, restarts the kubelet and removes the journal. Both lock the folder of the journal.
 package nodeenable
