@@ -242,12 +242,9 @@ const configUsage = "pullgated's configuration `file`; one that is given must ex
 
 // loadConfig reads a configuration. An absent file is an error if --config names it, see isAbsent.
 func loadConfig(cmd *cobra.Command, path string) (config.Config, error) {
-	if !cmd.Flags().Changed("config") {
-		c, _, err := config.Load(path)
-		return c, err
-	}
-	c, err := config.LoadPresent(path)
-	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
+	named := cmd.Flags().Changed("config")
+	c, _, err := config.Load(path, named)
+	if named && errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
 		err = cli.Misused("give --config the path of the file that pullgated reads, see pullgatectl status", "%w", err)
 	}
 	return c, err

@@ -163,15 +163,10 @@ func check(cmd *cobra.Command, path string, load func() (config.Config, bool, er
 // loader returns a function that reads the configuration on each call, and reports whether its file was found. If the
 // file is absent, the function returns the defaults, unless the command line names the file, or the file existed
 // before: it may be about to be replaced.
-func loader(path string, given bool) func() (config.Config, bool, error) {
-	required := given
+func loader(path string, required bool) func() (config.Config, bool, error) {
 	return func() (config.Config, bool, error) {
-		if required {
-			c, err := config.LoadPresent(path)
-			return c, err == nil, err
-		}
-		c, found, err := config.Load(path)
-		required = found
+		c, found, err := config.Load(path, required)
+		required = required || found
 		return c, found, err
 	}
 }

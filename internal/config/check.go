@@ -15,169 +15,157 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-func invalid(path, value, detail string) *field.Error {
-	return field.Invalid(field.NewPath(path), value, detail)
-}
+// checks collects the invalid fields of a configuration. Its methods check a value by the path of its field.
+type checks field.ErrorList
 
-func oneOf[T ~string](path string, value T, supported ...T) field.ErrorList {
-	if slices.Contains(supported, value) {
-		return nil
-	}
-	return field.ErrorList{field.NotSupported(field.NewPath(path), value, supported)}
-}
-
-func checkFileHeader(c *Config) field.ErrorList { return checkHeader(c.APIVersion, c.Kind, Kind) }
-
-func checkHeader(apiVersion, kind, want string) field.ErrorList {
-	return append(oneOf("apiVersion", apiVersion, APIVersion), oneOf("kind", kind, want)...)
-}
-
-func checkEndpoints(c *Config) (errs field.ErrorList) {
-	for _, f := range []struct {
-		path, value string
-		optional    bool // "" is valid
-	}{
-		{"listen", c.Listen, false},
-		{"runtimeEndpoint", c.RuntimeEndpoint, false},
-		{"imageEndpoint", c.ImageEndpoint, true},
-		{"admin.listen", c.Admin.Listen, true},
-		{"admission.policydSocket", c.Admission.PolicydSocket, false},
-	} {
-		if f.value == "" && f.optional {
-			continue
-		}
-		errs = append(errs, checkEndpoint(f.path, f.value)...)
-	}
-	runtimes := []string{c.RuntimeEndpoint, c.ImageEndpoint}
-	if c.Listen != "" && slices.Contains(runtimes, c.Listen) {
-		errs = append(errs, invalid("listen", c.Listen, "must be another socket than the runtime's"))
-	}
-	if l := c.Admin.Listen; l != "" && slices.Contains(append(runtimes, c.Listen), l) {
-		errs = append(errs, invalid("admin.listen", l, "must be another socket than those of listen and of the runtime"))
-	}
-	if s := c.Admission.PolicydSocket; s != "" && slices.Contains(append(runtimes, c.Listen, c.Admin.Listen), s) {
-		errs = append(errs, invalid("admission.policydSocket", s,
-			"must be another socket than those of listen, of admin.listen and of the runtime"))
+// checked returns the errors of a check.
+func checked(check func(*checks)) (errs []error) {
+	var found checks
+	check(&found)
+	for _, err := range found {
+		errs = append(errs, err)
 	}
 	return errs
 }
 
-func checkEndpoint(path, value string) field.ErrorList {
-	socket, ok := strings.CutPrefix(value, "unix://")
-	switch {
+func (c *checks) invalid(path, value, detail string) {
+	*c = append(*c, field.Invalid(field.NewPath(path), value, detail))
+}
+
+// all returns an invalid field for each detail.
+func (c *checks) all(path, value string, details []string) {
+	for _, detail := range details {
+		c.invalid(path, value, detail)
+	}
+}
+
+func (c *checks) oneOf(path, value string, supported ...string) {
+	if !slices.Contains(supported, value) {
+		*c = append(*c, field.NotSupported(field.NewPath(path), value, supported))
+	}
+}
+
+func (c *checks) header(apiVersion, kind, wantVersion, wantKind string) {
+	c.oneOf("apiVersion", apiVersion, wantVersion)
+	c.oneOf("kind", kind, wantKind)
+}
+
+func (c *checks) endpoint(path, value string) {
+	switch socket, ok := strings.CutPrefix(value, "unix://"); {
 	case !ok || !isPath(socket):
-		return field.ErrorList{invalid(path, value,
-			"must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")}
+		c.invalid(path, value, "must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")
 	case len(socket) > 107: // the size of sun_path, without the zero at its end
-		return field.ErrorList{invalid(path, value, "the path must have at most 107 bytes")}
-	default:
-		return nil
+		c.invalid(path, value, "the path must have at most 107 bytes")
 	}
 }
 
-func isPath(s string) bool {
-	return filepath.IsAbs(s) && filepath.Clean(s) == s && s != "/"
+func (c *checks) optionalEndpoint(path, value string) {
+	if value != "" {
+		c.endpoint(path, value)
+	}
 }
 
-func checkPath(path, value, example, without string) field.ErrorList {
-	if value == "" || isPath(value) {
-		return nil
+func isPath(s string) bool { return filepath.IsAbs(s) && filepath.Clean(s) == s && s != "/" }
+
+// path wants an absolute path, or "" for what without describes; with "" as without the path is required.
+func (c *checks) path(path, value, example, without string) {
+	detail := "must be an absolute path, as in " + example
+	if without != "" {
+		detail += `, or "" for ` + without
 	}
-	return field.ErrorList{invalid(path, value, "must be an absolute path, as in "+example+`, or "" for `+without)}
+	if !isPath(value) && (value != "" || without == "") {
+		c.invalid(path, value, detail)
+	}
 }
 
-func checkValues(c *Config) (errs field.ErrorList) {
-	if !filepath.IsAbs(c.StateDir) {
-		errs = append(errs, invalid("stateDir", c.StateDir, "must be an absolute path"))
-	}
-	errs = append(errs, oneOf("untrackedImages", c.UntrackedImages, UntrackedPreloaded, UntrackedVerify)...)
-	errs = append(errs, oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone,
-		RuntimeCredentialsPerNamespace)...)
-	errs = append(errs, oneOf("kubeletSkipsAlwaysPrecheck", c.KubeletSkipsAlwaysPrecheck, Auto, True, False)...)
-	errs = append(errs, checkNamespaces("exempt.namespaces", c.Exempt.Namespaces)...)
-	errs = append(errs, checkDockerConfigFiles(c.NodeCredentials)...)
-	errs = append(errs, checkPath("podSource.kubeconfig", c.PodSource.Kubeconfig, "/etc/kubernetes/kubelet.conf",
-		"no pod source")...)
-	if n := c.PodSource.NodeName; n != "" {
-		for _, detail := range validation.IsDNS1123Subdomain(n) {
-			errs = append(errs, invalid("podSource.nodeName", n, detail))
-		}
-		if c.PodSource.Kubeconfig == "" {
-			errs = append(errs, invalid("podSource.nodeName", n, `must be "" without podSource.kubeconfig`))
-		}
-	}
-	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9471")...)
-	return append(errs, checkPath("decisionLog.path", c.DecisionLog.Path, "/var/log/pullgate/decisions.log", "no file")...)
-}
-
-func checkDockerConfigFiles(n NodeCredentials) (errs field.ErrorList) {
+func (c *checks) dockerConfigFiles(n NodeCredentials) {
 	for i, path := range n.DockerConfigFiles {
-		if !isPath(path) {
-			errs = append(errs, invalid(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path,
-				"must be an absolute path, as in /var/lib/kubelet/config.json"))
-		}
+		c.path(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "/var/lib/kubelet/config.json", "")
 	}
-	return errs
 }
 
-func checkNamespaces(path string, namespaces []string) (errs field.ErrorList) {
+func (c *checks) namespaces(path string, namespaces []string) {
 	for i, ns := range namespaces {
-		for _, detail := range validation.IsDNS1123Label(ns) {
-			errs = append(errs, invalid(fmt.Sprintf("%s[%d]", path, i), ns, detail))
-		}
+		c.all(fmt.Sprintf("%s[%d]", path, i), ns, validation.IsDNS1123Label(ns))
 	}
-	return errs
 }
 
-func checkAdmission(c *Config) (errs field.ErrorList) {
-	a := c.Admission
-	errs = append(errs, checkPath("admission.policies", a.Policies, "/etc/pullgate/policies", "no policies")...)
-	errs = append(errs, checkNamespaces("admission.exempt.namespaces", a.Exempt.Namespaces)...)
-	errs = append(errs, oneOf("admission.unjudged", a.Unjudged, UnjudgedIgnore, UnjudgedRefuse)...)
-	errs = append(errs, checkPath("admission.namespaceLabels", a.NamespaceLabels, "/etc/pullgate/namespaces.yaml",
-		"no file")...)
-	errs = append(errs, checkPath("admission.trustedRoot", a.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")...)
-	if !isPath(a.KubeletRoot) {
-		errs = append(errs, invalid("admission.kubeletRoot", a.KubeletRoot,
-			"must be an absolute path, as in /var/lib/kubelet"))
-	}
-	return errs
-}
-
-func checkAddress(path, value, example string) field.ErrorList {
+func (c *checks) address(path, value, example string) {
 	if value == "" {
-		return nil
+		return
 	}
 	_, port, err := net.SplitHostPort(value)
 	if err != nil {
-		return field.ErrorList{invalid(path, value, "must be host:port, as in "+example+`, or "" for no server`)}
+		c.invalid(path, value, "must be host:port, as in "+example+`, or "" for no server`)
+	} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		c.invalid(path, value, "the port must be a number from 0 to 65535")
 	}
-	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return field.ErrorList{invalid(path, value, "the port must be a number from 0 to 65535")}
-	}
-	return nil
 }
 
-func checkDurations(c *Config) (errs field.ErrorList) {
-	for _, f := range []struct {
-		path  string
-		value Duration
-	}{
-		{"credentialValidity", c.CredentialValidity},
-		{"registryUnavailableGrace", c.RegistryUnavailableGrace},
-		{"admission.endorsementValidity", c.Admission.EndorsementValidity},
-	} {
-		if !f.value.valid() {
-			errs = append(errs, invalid(f.path, string(f.value),
-				"must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"))
+func (c *Config) check(found *checks) {
+	found.header(c.APIVersion, c.Kind, APIVersion, Kind)
+	c.checkEndpoints(found)
+	if !filepath.IsAbs(c.StateDir) {
+		found.invalid("stateDir", c.StateDir, "must be an absolute path")
+	}
+	found.oneOf("untrackedImages", c.UntrackedImages, UntrackedPreloaded, UntrackedVerify)
+	found.oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone, RuntimeCredentialsPerNamespace)
+	found.oneOf("kubeletSkipsAlwaysPrecheck", string(c.KubeletSkipsAlwaysPrecheck), "auto", "true", "false")
+	found.namespaces("exempt.namespaces", c.Exempt.Namespaces)
+	found.dockerConfigFiles(c.NodeCredentials)
+	found.path("podSource.kubeconfig", c.PodSource.Kubeconfig, "/etc/kubernetes/kubelet.conf", "no pod source")
+	if n := c.PodSource.NodeName; n != "" {
+		found.all("podSource.nodeName", n, validation.IsDNS1123Subdomain(n))
+		if c.PodSource.Kubeconfig == "" {
+			found.invalid("podSource.nodeName", n, `must be "" without podSource.kubeconfig`)
 		}
 	}
-	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.Admission.EndorsementValidity.Value() == 0 &&
-		c.RegistryUnavailableGrace.Value() != 0 {
-		errs = append(errs, invalid("registryUnavailableGrace", string(c.RegistryUnavailableGrace),
-			"must be 0s without credentialValidity and admission.endorsementValidity, because nothing expires"))
+	found.address("metrics.listen", c.Metrics.Listen, "127.0.0.1:9471")
+	found.path("decisionLog.path", c.DecisionLog.Path, "/var/log/pullgate/decisions.log", "no file")
+	c.checkDurations(found)
+	a := c.Admission
+	found.path("admission.policies", a.Policies, "/etc/pullgate/policies", "no policies")
+	found.namespaces("admission.exempt.namespaces", a.Exempt.Namespaces)
+	found.oneOf("admission.unjudged", a.Unjudged, UnjudgedIgnore, UnjudgedRefuse)
+	found.path("admission.namespaceLabels", a.NamespaceLabels, "/etc/pullgate/namespaces.yaml", "no file")
+	found.path("admission.trustedRoot", a.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")
+	found.path("admission.kubeletRoot", a.KubeletRoot, "/var/lib/kubelet", "")
+}
+
+func (c *Config) checkEndpoints(found *checks) {
+	listen, admin, policyd := c.Listen, c.Admin.Listen, c.Admission.PolicydSocket
+	found.endpoint("listen", listen)
+	found.endpoint("runtimeEndpoint", c.RuntimeEndpoint)
+	found.optionalEndpoint("imageEndpoint", c.ImageEndpoint)
+	found.optionalEndpoint("admin.listen", admin)
+	found.endpoint("admission.policydSocket", policyd)
+	others := []string{c.RuntimeEndpoint, c.ImageEndpoint}
+	if listen != "" && slices.Contains(others, listen) {
+		found.invalid("listen", listen, "must be another socket than the runtime's")
 	}
-	return errs
+	if others = append(others, listen); admin != "" && slices.Contains(others, admin) {
+		found.invalid("admin.listen", admin, "must be another socket than those of listen and of the runtime")
+	}
+	if others = append(others, admin); policyd != "" && slices.Contains(others, policyd) {
+		found.invalid("admission.policydSocket", policyd,
+			"must be another socket than those of listen, of admin.listen and of the runtime")
+	}
+}
+
+func (c *Config) checkDurations(found *checks) {
+	validity, grace, endorsement := c.CredentialValidity, c.RegistryUnavailableGrace, c.Admission.EndorsementValidity
+	const detail = "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"
+	valid := true
+	for i, v := range []Duration{validity, grace, endorsement} {
+		if path := []string{"credentialValidity", "registryUnavailableGrace", "admission.endorsementValidity"}[i]; !v.valid() {
+			valid = false
+			found.invalid(path, string(v), detail)
+		}
+	}
+	if valid && validity.Value() == 0 && endorsement.Value() == 0 && grace.Value() != 0 {
+		found.invalid("registryUnavailableGrace", string(grace),
+			"must be 0s without credentialValidity and admission.endorsementValidity, because nothing expires")
+	}
 }
 
 func checkPolicy(c *Config) (errs []error) {
@@ -205,14 +193,13 @@ func checkPolicy(c *Config) (errs []error) {
 	}
 	p, err := policy.New(c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist)
 	if err != nil {
-		for line := range strings.Lines(err.Error()) {
-			errs = append(errs, errors.New(from+strings.TrimSuffix(line, "\n")))
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			errs = append(errs, errors.New(from+line))
 		}
 	}
-	if len(errs) > 0 {
-		return errs
+	if len(errs) == 0 {
+		c.policy = p
+		c.ImagePullCredentialsVerificationPolicy = string(p.Mode())
 	}
-	c.policy = p
-	c.ImagePullCredentialsVerificationPolicy = string(p.Mode())
-	return nil
+	return errs
 }

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/validation/field"
-
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -132,15 +130,8 @@ type Admission struct {
 	PolicydSocket       string   `json:"policydSocket"`
 }
 
-// A Tristate is auto, true or false. The zero value is not valid.
+// A Tristate is "auto", "true" or "false". The zero value is not valid.
 type Tristate string
-
-// The values of a Tristate.
-const (
-	Auto  Tristate = "auto"
-	True  Tristate = "true"
-	False Tristate = "false"
-)
 
 // UnmarshalJSON accepts booleans and strings.
 func (t *Tristate) UnmarshalJSON(data []byte) error {
@@ -182,7 +173,7 @@ func Default() Config {
 		ImagePullCredentialsVerificationPolicy: string(policy.ModeNeverVerifyPreloadedImages),
 		Exempt:                                 Exempt{StaticPods: true},
 		UntrackedImages:                        UntrackedPreloaded,
-		KubeletSkipsAlwaysPrecheck:             Auto,
+		KubeletSkipsAlwaysPrecheck:             "auto",
 		RegistryOutageFallback:                 true,
 		CredentialValidity:                     "0s",
 		RegistryUnavailableGrace:               "0s",
@@ -218,24 +209,18 @@ func (c Config) Enforcement() string {
 	}
 }
 
-// Load reads a file, and reports whether it was found: for an absent file it returns the defaults. A symbolic link
-// whose target is absent is an error. An error wraps ErrInvalid if the content is invalid.
-func Load(path string) (c Config, found bool, err error) {
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+// Load reads a file, and reports whether it was found: for an absent file it returns the defaults, unless the file is
+// required. A symbolic link whose target is absent is an error. An error wraps ErrInvalid if the content is invalid.
+func Load(path string, required bool) (c Config, found bool, err error) {
+	if _, err := os.Lstat(path); !required && errors.Is(err, fs.ErrNotExist) {
 		c, err := Parse([]byte("apiVersion: " + APIVersion + "\nkind: " + Kind))
 		return c, false, err
 	}
-	c, err = LoadPresent(path)
-	return c, err == nil, err
-}
-
-// LoadPresent is Load for a file that must exist.
-func LoadPresent(path string) (Config, error) {
 	data, err := readFile(path)
-	if err != nil {
-		return Config{}, err
+	if err == nil {
+		c, err = Parse(data)
 	}
-	return Parse(data)
+	return c, err == nil, err
 }
 
 func readFile(path string) ([]byte, error) {
@@ -268,12 +253,7 @@ func Parse(data []byte) (Config, error) {
 	if c.NodeCredentials.DockerConfigFiles == nil { // null in the file
 		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
 	}
-	checks := []func(*Config) field.ErrorList{checkFileHeader, checkEndpoints, checkValues, checkDurations, checkAdmission}
-	for _, check := range checks {
-		for _, err := range check(&c) {
-			errs = append(errs, err)
-		}
-	}
+	errs = append(errs, checked(c.check)...)
 	if c.KubeletConfig == "" {
 		errs = strictyaml.WithLines(data, append(errs, checkPolicy(&c)...))
 	} else { // its errors are about another file
@@ -290,7 +270,7 @@ func Parse(data []byte) (Config, error) {
 
 // beside returns the endpoint of another socket in the directory of a valid endpoint, otherwise "".
 func beside(endpoint, name string) string {
-	if checkEndpoint("", endpoint) != nil {
+	if len(checked(func(c *checks) { c.endpoint("", endpoint) })) > 0 {
 		return ""
 	}
 	return endpoint[:strings.LastIndex(endpoint, "/")+1] + name

@@ -8,12 +8,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// The required apiVersion and kind of a kubelet's configuration.
-const (
-	kubeletAPIVersion = "kubelet.config.k8s.io/v1beta1"
-	kubeletKind       = "KubeletConfiguration"
-)
-
 // kubelet has the fields that are read from a kubelet's configuration. Others are ignored, because kubelets of other
 // versions have other fields.
 type kubelet struct {
@@ -28,9 +22,8 @@ func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 // loadKubelet reads a kubelet's configuration file. An absent file is an error, because the operator named it. A field
 // that is not set has the kubelet's default.
 func loadKubelet(path string) (k kubelet, errs []error) {
-	if !isPath(path) {
-		return kubelet{}, []error{invalid("kubeletConfig", path,
-			"must be an absolute path, as in /var/lib/kubelet/config.yaml")}
+	if errs := checked(func(c *checks) { c.path("kubeletConfig", path, "/var/lib/kubelet/config.yaml", "") }); errs != nil {
+		return kubelet{}, errs
 	}
 	data, err := disk.Read(path, maxSize)
 	if err != nil {
@@ -43,10 +36,8 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 	if err != nil {
 		return kubelet{}, []error{fmt.Errorf("%s%w", inKubelet(path), err)}
 	}
-	for _, err := range append(oneOf("apiVersion", k.APIVersion, kubeletAPIVersion),
-		oneOf("kind", k.Kind, kubeletKind)...) {
-		errs = append(errs, err)
-	}
+	const version, kind = "kubelet.config.k8s.io/v1beta1", "KubeletConfiguration"
+	errs = append(errs, checked(func(c *checks) { c.header(k.APIVersion, k.Kind, version, kind) })...)
 	errs = strictyaml.WithLines(data, errs)
 	for i, err := range errs {
 		errs[i] = fmt.Errorf("%s%w", inKubelet(path), err)

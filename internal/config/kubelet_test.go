@@ -36,8 +36,7 @@ func TestKubeletConfigGivesThePolicy(t *testing.T) {
 		"neither is set": {kubeletHeader, policy.ModeNeverVerifyPreloadedImages, nil},
 		"both are set":   {kubeletHeader + names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
 		"policy alone": {
-			kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify,
-			nil,
+			kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify, nil,
 		},
 		"null and empty": {kubeletHeader + "imagePullCredentialsVerificationPolicy: " +
 			"\"\"\npreloadedImagesVerificationAllowlist:\n", policy.ModeNeverVerifyPreloadedImages, nil},
@@ -62,68 +61,24 @@ func TestKubeletConfigGivesThePolicy(t *testing.T) {
 	}
 }
 
+// Each document is a kubelet's file, and after a line of dots the fields of pullgated's own.
 func TestKubeletConfigIsRefused(t *testing.T) {
-	for name, tc := range map[string]struct {
-		content, own string
-		want         []string // FILE represents the path
-	}{
-		"other kind": {
-			"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "",
-			[]string{`kubeletConfig: FILE: kind: Unsupported value: "CredentialProviderConfig": supported values: ` +
-				`"KubeletConfiguration"`},
-		},
-		"other apiVersion": {
-			"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "",
-			[]string{`kubeletConfig: FILE: apiVersion: Unsupported value: "kubelet.config.k8s.io/v1": ` +
-				`supported values: "kubelet.config.k8s.io/v1beta1"`},
-		},
-		"empty": {"", "", []string{
-			`kubeletConfig: FILE: apiVersion: Unsupported value: "": supported values: "kubelet.config.k8s.io/v1beta1"`,
-			`kubeletConfig: FILE: kind: Unsupported value: "": supported values: "KubeletConfiguration"`,
-		}},
-		"wrong types": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\npreloadedImagesVerificationAllowlist: " +
-			"busybox\n", "", []string{
-			"kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Invalid type: number: must be a string, in quotes",
-		}},
-		"no list": {kubeletHeader + "preloadedImagesVerificationAllowlist: busybox\n", "", []string{
-			`kubeletConfig: FILE: preloadedImagesVerificationAllowlist: Invalid type: string: must be a list`,
-		}},
-		"wrong values": {kubeletHeader + "imagePullCredentialsVerificationPolicy: " +
-			"Sometimes\npreloadedImagesVerificationAllowlist: [a, 'b:1']\n", "", []string{
-			`kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Unsupported value: "Sometimes": supported values: `,
-			`kubeletConfig: FILE: preloadedImagesVerificationAllowlist[1]: "b:1" is not allowed`,
-		}},
-		"no YAML": {"a: [\n", "", []string{"kubeletConfig: FILE: ", "line 1"}},
-		"a list":  {"- a\n", "", []string{"kubeletConfig: FILE: "}},
-		"too large": {kubeletHeader + strings.Repeat("#", 1<<20), "", []string{
-			"kubeletConfig: FILE: too large: more than 1048576 bytes; must be a KubeletConfiguration that pullgated can read",
-		}},
-		"policy given twice": {kubeletHeader, "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", []string{
-			"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig; set one of the two",
-		}},
-		"given twice, equal and empty": {
-			kubeletHeader,
-			"imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\npreloadedImagesVerificationAllowlist: []\n",
-			[]string{
-				"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig",
-				"preloadedImagesVerificationAllowlist: Forbidden: the policy is that of kubeletConfig",
-			},
-		},
-		"beside other errors": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\n", "stateDir: x\n", []string{
-			`stateDir: Invalid value: "x"`, "kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Invalid type: number",
-		}},
+	refuse := func(content, own string) error {
+		_, got, err := withKubelet(t, content, own)
+		mustBe(t, content, got, nil, config.Config{})
+		return err
+	}
+	refuses(t, "testdata/refused-kubelet.txt", kubeletHeader, func(document []byte) error {
+		content, own, _ := strings.Cut(string(document), "...\n")
+		return refuse(content, own)
+	})
+	for want, content := range map[string]string{
+		`apiVersion: Unsupported value: ""`:   "",
+		"too large: more than 1048576 bytes;": kubeletHeader + strings.Repeat("#", 1<<20),
 	} {
-		path, got, err := withKubelet(t, tc.content, tc.own)
-		if !errors.Is(err, config.ErrInvalid) {
-			t.Errorf("%s: %v; want ErrInvalid", name, err)
-			continue
+		if err := refuse(content, ""); !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d bytes: %v; want ErrInvalid with %q", len(content), err, want)
 		}
-		for _, want := range tc.want {
-			if want = strings.ReplaceAll(want, "FILE", path); !strings.Contains(err.Error(), want) {
-				t.Errorf("%s:\n%v\nwant it to contain\n%s", name, err, want)
-			}
-		}
-		mustBe(t, name, got, nil, config.Config{})
 	}
 	// Null means that the field is not set.
 	if _, _, err := withKubelet(t, kubeletHeader,

@@ -158,34 +158,28 @@ func ParsePolicyd(data []byte) (Policyd, error) {
 	if err != nil {
 		return Policyd{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	for _, check := range []func(*Policyd) field.ErrorList{checkPolicydValues, checkHTTPS, checkSignatures} {
-		for _, err := range check(&c) {
-			errs = append(errs, err)
-		}
-	}
+	errs = append(errs, checked(c.check)...)
 	if len(errs) > 0 {
 		return Policyd{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(strictyaml.WithLines(data, errs)...))
 	}
 	return c, nil
 }
 
-func checkPolicydValues(c *Policyd) field.ErrorList {
-	errs := checkHeader(c.APIVersion, c.Kind, PolicydKind)
-	errs = append(errs, checkPath("policies", c.Policies, "/etc/pullgate/policies", "no policies")...)
-	if l := c.Node.Listen; l != "" {
-		errs = append(errs, checkEndpoint("node.listen", l)...)
-	}
-	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9472")...)
-	errs = append(errs, checkPath("kubeconfig", c.Kubeconfig, "/etc/pullgate/policyd.kubeconfig",
-		"the configuration inside a cluster")...)
-	return append(errs, CheckPodTemplates(c.PodTemplates)...)
+func (c *Policyd) check(found *checks) {
+	found.header(c.APIVersion, c.Kind, APIVersion, PolicydKind)
+	found.path("policies", c.Policies, "/etc/pullgate/policies", "no policies")
+	found.optionalEndpoint("node.listen", c.Node.Listen)
+	found.address("metrics.listen", c.Metrics.Listen, "127.0.0.1:9472")
+	found.path("kubeconfig", c.Kubeconfig, "/etc/pullgate/policyd.kubeconfig", "the configuration inside a cluster")
+	found.podTemplates(c.PodTemplates)
+	c.HTTPS.check(found, c.Metrics)
+	c.checkSignatures(found)
 }
 
-func checkHTTPS(c *Policyd) field.ErrorList {
-	h := c.HTTPS
-	errs := checkAddress("https.listen", h.Listen, "0.0.0.0:9443")
-	if h.Listen != "" && h.Listen == c.Metrics.Listen {
-		errs = append(errs, invalid("https.listen", h.Listen, "must be another address than that of metrics.listen"))
+func (h HTTPS) check(found *checks, m Metrics) {
+	found.address("https.listen", h.Listen, "0.0.0.0:9443")
+	if h.Listen != "" && h.Listen == m.Listen {
+		found.invalid("https.listen", h.Listen, "must be another address than that of metrics.listen")
 	}
 	for _, f := range []struct {
 		path, value, example string
@@ -197,13 +191,11 @@ func checkHTTPS(c *Policyd) field.ErrorList {
 	} {
 		switch {
 		case h.Listen == "" && f.value != "":
-			errs = append(errs, invalid(f.path, f.value, `must be "" without https.listen`))
-		case h.Listen == "" || f.value == "" && !f.required || isPath(f.value):
-		default:
-			errs = append(errs, invalid(f.path, f.value, "must be an absolute path, as in "+f.example))
+			found.invalid(f.path, f.value, `must be "" without https.listen`)
+		case h.Listen != "" && (f.value != "" || f.required):
+			found.path(f.path, f.value, f.example, "")
 		}
 	}
-	return errs
 }
 
 var fieldPath = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*$`)
@@ -212,50 +204,49 @@ var fieldPath = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0
 const maxSegments = 16
 
 // CheckPodTemplates returns what is wrong with the field podTemplates.
-func CheckPodTemplates(list []PodTemplate) (errs field.ErrorList) {
-	for i, t := range list {
-		at := fmt.Sprintf("podTemplates[%d]", i)
-		for _, detail := range validation.IsDNS1123Subdomain(t.Group) {
-			errs = append(errs, invalid(at+".group", t.Group, detail))
-		}
-		for _, detail := range validation.IsDNS1123Label(t.Resource) {
-			errs = append(errs, invalid(at+".resource", t.Resource, detail))
-		}
-		same := func(b PodTemplate) bool { return b.Group == t.Group && b.Resource == t.Resource }
-		if slices.ContainsFunc(BuiltInPodTemplates(), same) {
-			errs = append(errs, invalid(at+".resource", t.Resource,
-				"the pod templates of this resource are always judged; remove the entry"))
-		}
-		if !fieldPath.MatchString(t.Path) {
-			errs = append(errs, invalid(at+".path", t.Path,
-				"must be names of fields, separated by dots, as in spec.worker.template"))
-		}
-		if strings.Count(t.Path, ".") >= maxSegments {
-			errs = append(errs, invalid(at+".path", t.Path, fmt.Sprintf("must have at most %d segments", maxSegments)))
-		}
-		if slices.Contains(list[:i], t) {
-			errs = append(errs, field.Duplicate(field.NewPath(at), t.Group+"/"+t.Resource+" "+t.Path))
-		}
-	}
-	return errs
+func CheckPodTemplates(list []PodTemplate) field.ErrorList {
+	var found checks
+	found.podTemplates(list)
+	return field.ErrorList(found)
 }
 
-func checkSignatures(c *Policyd) field.ErrorList {
-	errs := oneOf("credentials", c.Credentials, CredentialsPull, CredentialsNode, CredentialsNone)
-	errs = append(errs, checkDockerConfigFiles(c.NodeCredentials)...)
-	errs = append(errs, checkPath("trustedRoot", c.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")...)
-	errs = append(errs, checkPath("registries.hostsDir", c.Registries.HostsDir, "/etc/containerd/certs.d", "none")...)
-	errs = append(errs, checkPath("bundles", c.Bundles, "/etc/pullgate/bundles", "none")...)
+func (c *checks) podTemplates(list []PodTemplate) {
+	for i, t := range list {
+		at := fmt.Sprintf("podTemplates[%d]", i)
+		c.all(at+".group", t.Group, validation.IsDNS1123Subdomain(t.Group))
+		c.all(at+".resource", t.Resource, validation.IsDNS1123Label(t.Resource))
+		same := func(b PodTemplate) bool { return b.Group == t.Group && b.Resource == t.Resource }
+		if slices.ContainsFunc(BuiltInPodTemplates(), same) {
+			c.invalid(at+".resource", t.Resource,
+				"the pod templates of this resource are always judged; remove the entry")
+		}
+		if !fieldPath.MatchString(t.Path) {
+			c.invalid(at+".path", t.Path, "must be names of fields, separated by dots, as in spec.worker.template")
+		}
+		if strings.Count(t.Path, ".") >= maxSegments {
+			c.invalid(at+".path", t.Path, fmt.Sprintf("must have at most %d segments", maxSegments))
+		}
+		if slices.Contains(list[:i], t) {
+			*c = append(*c, field.Duplicate(field.NewPath(at), t.Group+"/"+t.Resource+" "+t.Path))
+		}
+	}
+}
+
+func (c *Policyd) checkSignatures(found *checks) {
+	found.oneOf("credentials", c.Credentials, CredentialsPull, CredentialsNode, CredentialsNone)
+	found.dockerConfigFiles(c.NodeCredentials)
+	found.path("trustedRoot", c.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")
+	found.path("registries.hostsDir", c.Registries.HostsDir, "/etc/containerd/certs.d", "none")
+	found.path("bundles", c.Bundles, "/etc/pullgate/bundles", "none")
 	if n := c.Limits.Signatures; n < 1 || n > maxSignatures {
-		errs = append(errs, field.Invalid(field.NewPath("limits.signatures"), n,
+		*found = append(*found, field.Invalid(field.NewPath("limits.signatures"), n,
 			fmt.Sprintf("must be a number from 1 to %d", maxSignatures)))
 	}
 	if n := c.Limits.Bytes.Value(); n < minSignatureBytes || n > maxSignatureBytes {
-		errs = append(errs, invalid("limits.bytes", string(c.Limits.Bytes), "must be a size from 64Ki to 64Mi, as in 8Mi"))
+		found.invalid("limits.bytes", string(c.Limits.Bytes), "must be a size from 64Ki to 64Mi, as in 8Mi")
 	}
 	if v := c.Limits.Time.Value(); v == 0 || v > maxVerifyTime {
-		errs = append(errs, invalid("limits.time", string(c.Limits.Time),
-			"must be a duration from 1s to 60s; pullgated waits 75s for an answer"))
+		found.invalid("limits.time", string(c.Limits.Time),
+			"must be a duration from 1s to 60s; pullgated waits 75s for an answer")
 	}
-	return errs
 }

@@ -107,10 +107,10 @@ func TestEveryFieldIsReloadedOrNeedsARestart(t *testing.T) {
 	}
 }
 
-func TestLoadPresentRequiresTheFile(t *testing.T) {
-	if _, err := config.LoadPresent(filepath.Join(t.TempDir(), "absent.yaml")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("LoadPresent of an absent file = %v; want that it is absent", err)
+func TestLoadOfARequiredFile(t *testing.T) {
+	if _, _, err := config.Load(filepath.Join(t.TempDir(), "absent.yaml"), true); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Load of an absent file = %v; want that it is absent", err)
 	}
-	c, err := config.LoadPresent(write(t, header))
+	c, _, err := config.Load(write(t, header), true)
 	mustBe(t, "header only", c, err, config.Default())
 }
