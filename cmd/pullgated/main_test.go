@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,6 +37,7 @@ func TestScripts(t *testing.T) {
 			"expand":      testkit.Expand,
 			"newer-store": newerStore,
 			"await":       await,
+			"listen":      listen,
 		},
 	})
 }
@@ -73,6 +75,13 @@ func TestLoaderOfTheDefaultPath(t *testing.T) {
 	if _, _, err := loader(path, true)(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("absent and given: %v; want ErrNotExist", err)
 	}
+}
+
+// listen serves a socket until the end of the script.
+func listen(ts *testscript.TestScript, _ bool, args []string) {
+	l, err := net.Listen("unix", ts.MkAbs(args[0]))
+	ts.Check(err)
+	ts.Defer(func() { _ = l.Close() })
 }
 
 // await waits until a file exists.

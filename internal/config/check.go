@@ -154,15 +154,14 @@ func (c *Config) checkEndpoints(found *checks) {
 
 func (c *Config) checkDurations(found *checks) {
 	validity, grace, endorsement := c.CredentialValidity, c.RegistryUnavailableGrace, c.Admission.EndorsementValidity
-	const detail = "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"
-	valid := true
+	before := len(*found)
+	paths := []string{"credentialValidity", "registryUnavailableGrace", "admission.endorsementValidity"}
 	for i, v := range []Duration{validity, grace, endorsement} {
-		if path := []string{"credentialValidity", "registryUnavailableGrace", "admission.endorsementValidity"}[i]; !v.valid() {
-			valid = false
-			found.invalid(path, string(v), detail)
+		if !v.valid() {
+			found.invalid(paths[i], string(v), "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m")
 		}
 	}
-	if valid && validity.Value() == 0 && endorsement.Value() == 0 && grace.Value() != 0 {
+	if len(*found) == before && validity.Value() == 0 && endorsement.Value() == 0 && grace.Value() != 0 {
 		found.invalid("registryUnavailableGrace", string(grace),
 			"must be 0s without credentialValidity and admission.endorsementValidity, because nothing expires")
 	}

@@ -289,7 +289,8 @@ func TestParseRefusesOtherDocuments(t *testing.T) {
 		"marker with a value": {header + "--- {listen: x}\n", two},
 		"binary":              {"\x00\x01\x02", "control characters"},
 	} {
-		if _, err := config.Parse([]byte(c.yaml)); !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+		_, err := config.Parse([]byte(c.yaml))
+		if !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want ErrInvalid with %q", name, err, c.want)
 		}
 	}

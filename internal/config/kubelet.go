@@ -22,7 +22,8 @@ func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 // loadKubelet reads a kubelet's configuration file. An absent file is an error, because the operator named it. A field
 // that is not set has the kubelet's default.
 func loadKubelet(path string) (k kubelet, errs []error) {
-	if errs := checked(func(c *checks) { c.path("kubeletConfig", path, "/var/lib/kubelet/config.yaml", "") }); errs != nil {
+	errs = checked(func(c *checks) { c.path("kubeletConfig", path, "/var/lib/kubelet/config.yaml", "") })
+	if len(errs) > 0 {
 		return kubelet{}, errs
 	}
 	data, err := disk.Read(path, maxSize)

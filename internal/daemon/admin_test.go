@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -345,24 +344,6 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 	if _, err := os.Lstat(p.path("run/admin.sock")); err == nil {
 		t.Error("the socket still exists after an orderly stop")
 	}
-}
-
-// If another process serves the admin socket, it is another pullgated; each of the two would have half of the records.
-func TestAdminSocketInUseStopsTheStart(t *testing.T) {
-	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
-	l, err := net.Listen("unix", p.path("admin.sock"))
-	testkit.Must(t, err)
-	defer func() { _ = l.Close() }()
-	p.configure("admin: {listen: \"unix://" + p.path("admin.sock") + "\"}")
-	p.spawn()
-	if code := p.wait(); code != 1 || !strings.Contains(p.out.String(), "socket in use") {
-		t.Errorf("exit %d, %q; want 1 and the reason", code, p.out)
-	}
-	if _, err := os.Lstat(p.path("run/cri.sock")); err == nil {
-		t.Error("the other socket still exists")
-	}
-	p.configure(`admin: {listen: ""}`)
-	p.start()
 }
 
 // The status shows the configuration after a reload, and the error of a rejected one.

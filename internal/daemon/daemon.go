@@ -8,7 +8,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,7 +72,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conns.close()) }()
-	runtime := gate.NewRuntime(conns.runtime, conns.image)
+	runtime := gate.NewRuntime(conns.runtime(), conns.image())
 	var node *nodecreds.Credentials
 	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{ //nolint:contextcheck // it is short
 		Rules:                          rules(o.Config),
@@ -131,7 +133,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		judge.SetAdmission(admitting.forGate(views))
 	}
 	server := criproxy.New(criproxy.Config{
-		Runtime: conns.runtime, Image: conns.image, Handlers: judge.Handlers(), Metrics: m, Log: o.Log.WithName("proxy"),
+		Runtime: conns.runtime(), Image: conns.image(), Handlers: judge.Handlers(), Metrics: m, Log: o.Log.WithName("proxy"),
 	})
 	observe(m, trk, o.Log)
 
@@ -260,17 +262,14 @@ func serve(ctx context.Context, o Options, p parts) error {
 
 // watch keeps the gate synced with the runtime.
 func watch(ctx context.Context, log klog.Logger, p parts) {
-	var g errgroup.Group
+	var g sync.WaitGroup
 	up := make(chan struct{}, 1)
-	for i, u := range p.conns.each() {
+	for _, u := range p.conns {
 		changes := make(chan bool)
-		g.Go(func() error {
-			logStates(ctx, changes, func(isUp bool, unlogged int) {
-				logUpstream(ctx, log, p.conns.endpoints[i], isUp, unlogged)
-			})
-			return nil
+		g.Go(func() {
+			logStates(ctx, changes, func(isUp bool, unlogged int) { logUpstream(ctx, log, u.endpoint, isUp, unlogged) })
 		})
-		g.Go(func() error {
+		g.Go(func() {
 			u.Watch(ctx, func(isUp bool) {
 				p.metrics.UpstreamUp(p.conns.up())
 				p.service.reached(p.conns.up())
@@ -287,10 +286,9 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 				default:
 				}
 			})
-			return nil
 		})
 	}
-	g.Go(func() error {
+	g.Go(func() {
 		var logged time.Time // when a failed sync was logged last
 		wait := reconcileEvery
 		next := time.NewTimer(wait)
@@ -298,7 +296,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 		for {
 			select {
 			case <-ctx.Done():
-				return nil
+				return
 			case <-up:
 			case <-next.C:
 			}
@@ -321,7 +319,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 			}
 		}
 	})
-	_ = g.Wait() // none of them returns an error
+	g.Wait()
 }
 
 // logUpstream logs the state of a connection. Many unlogged changes mean that the runtime closes what it accepts.
@@ -371,39 +369,34 @@ func rules(c config.Config) tracker.Rules {
 	}
 }
 
-// connections are the connections to the runtime; both are the same if one endpoint serves both services.
-type connections struct {
-	runtime, image *criproxy.Upstream
-	endpoints      []string // of each
+// connections are those to the runtime: of the RuntimeService first, of the ImageService last. One endpoint that serves
+// both has one.
+type connections []upstream
+
+type upstream struct {
+	*criproxy.Upstream
+	endpoint string
 }
 
-func dial(c config.Config) (connections, error) {
-	runtime, err := criproxy.Dial(c.RuntimeEndpoint)
-	if err != nil {
-		return connections{}, fmt.Errorf("dial runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
+func dial(c config.Config) (all connections, err error) {
+	for _, endpoint := range slices.Compact([]string{c.RuntimeEndpoint, c.ImageEndpoint}) {
+		u, err := criproxy.Dial(endpoint)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("dial the runtime: %w", err), all.close())
+		}
+		all = append(all, upstream{u, endpoint})
 	}
-	if c.ImageEndpoint == c.RuntimeEndpoint {
-		return connections{runtime, runtime, []string{c.RuntimeEndpoint}}, nil
-	}
-	image, err := criproxy.Dial(c.ImageEndpoint)
-	if err != nil {
-		return connections{}, errors.Join(fmt.Errorf("dial imageEndpoint %s: %w", c.ImageEndpoint, err), runtime.Close())
-	}
-	return connections{runtime, image, []string{c.RuntimeEndpoint, c.ImageEndpoint}}, nil
+	return all, nil
 }
 
-func (c connections) each() []*criproxy.Upstream {
-	if c.runtime == c.image {
-		return []*criproxy.Upstream{c.runtime}
-	}
-	return []*criproxy.Upstream{c.runtime, c.image}
-}
+func (c connections) runtime() *criproxy.Upstream { return c[0].Upstream }
 
-func (c connections) up() bool { return c.runtime.Up() && c.image.Up() }
+func (c connections) image() *criproxy.Upstream { return c[len(c)-1].Upstream }
 
-func (c connections) close() error {
-	var err error
-	for _, u := range c.each() {
+func (c connections) up() bool { return c.runtime().Up() && c.image().Up() }
+
+func (c connections) close() (err error) {
+	for _, u := range c {
 		err = errors.Join(err, u.Close())
 	}
 	return err

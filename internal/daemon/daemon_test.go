@@ -1,6 +1,7 @@
 package daemon_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -70,8 +71,8 @@ func TestSocketIsForItsOwnerAlone(t *testing.T) {
 	}
 }
 
-func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
-	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+func TestStaleSocketIsReplacedAndAStoreInUseRefused(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint(), `admin: {listen: ""}`)
 	p.start()
 	p.kill()
 	if _, err := os.Lstat(p.path("run/cri.sock")); err != nil {
@@ -79,38 +80,12 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 	}
 	p.start()
 
-	// Another state directory, the same socket.
-	second := prepare(t, p.runtime, "metrics: {listen: \"\"}")
-	text, err := os.ReadFile(p.path("config.yaml"))
-	testkit.Must(t, err)
-	other := strings.NewReplacer(p.path("state"), second.path("state"), p.metrics, second.metrics).Replace(string(text))
-	testkit.Must(t, os.WriteFile(second.path("config.yaml"), []byte(other), 0o600))
-	second.spawn()
-	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "socket in use") ||
-		!strings.Contains(second.out.String(), "hint:") {
-		t.Errorf("second daemon on a live socket: exit %d, %q; want 1, what and a hint", code, second.out)
-	}
-
 	// The same state directory, another socket.
-	testkit.Must(t, os.WriteFile(second.path("config.yaml"),
-		[]byte(strings.ReplaceAll(string(text), "run/cri.sock", "run/other.sock")), 0o600))
-	second.spawn()
-	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "in use") ||
-		!strings.Contains(second.out.String(), "hint: another pullgated") {
-		t.Errorf("second daemon on a store in use: exit %d, %q; want 1, what and a hint", code, second.out)
-	}
-
-	// A file that is not a socket.
-	third := prepare(t, p.runtime)
-	testkit.Must(t, os.Mkdir(third.path("run"), 0o700))
-	testkit.Must(t, os.WriteFile(third.path("run/cri.sock"), []byte("precious"), 0o600))
-	third.spawn()
-	if code := third.wait(); code != 1 || !strings.Contains(third.out.String(), "not a socket") {
-		t.Errorf("daemon on a regular file: exit %d, %q; want 1", code, third.out)
-	}
-	if data, err := os.ReadFile(third.path("run/cri.sock")); string(data) != "precious" {
-		t.Errorf("the file holds %q, %v; want it untouched", data, err)
-	}
+	second := prepare(t, p.runtime)
+	text := testkit.Value(os.ReadFile(p.path("config.yaml")))(t)
+	testkit.Must(t, os.WriteFile(second.path("config.yaml"), bytes.ReplaceAll(text, []byte("run/cri.sock"),
+		[]byte("run/other.sock")), 0o600))
+	second.refused("in use", "hint: another pullgated")
 }
 
 // If the metrics address and the other sockets cannot be bound, the daemon still serves the CRI, and tries them again.

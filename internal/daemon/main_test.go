@@ -35,10 +35,8 @@ var program = sync.OnceValues(func() (path string, err error) {
 	return filepath.Join(dir, "pullgated"), err
 })
 
-// others builds pullgatectl and pullgate-policyd once, and returns their folder.
-var others = sync.OnceValues(func() (string, error) {
-	return build(command("pullgatectl"), command("pullgate-policyd"))
-})
+// others builds pullgatectl once, and returns its folder.
+var others = sync.OnceValues(func() (string, error) { return build(command("pullgatectl")) })
 
 func command(name string) string { return "github.com/pullgate/pullgate/cmd/" + name }
 

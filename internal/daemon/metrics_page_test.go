@@ -105,13 +105,13 @@ func readMetricsPage(t *testing.T) metricsPage {
 	for _, section := range strings.Split(ofMetrics, "\n### ")[1:] {
 		title, rest, _ := strings.Cut(section, "\n")
 		name := strings.Trim(title, "`")
-		row, text, _ := strings.Cut(strings.TrimPrefix(rest, "\n"), "\n")
-		cells := regexp.MustCompile(`^([A-Z][a-z]+), ([^,]+?)(?:, by (.+))?\.$`).FindStringSubmatch(row)
+		row, text, _ := strings.Cut(strings.TrimPrefix(rest, "\n"), "\n\n")
+		cells := regexp.MustCompile(`(?s)^([A-Z][a-z]+), ([^,]+?)(?:, by (.+))?\.$`).FindStringSubmatch(row)
 		if cells == nil {
 			t.Errorf("docs/metrics.md: %s: line %q; want type, unit and labels", name, row)
 			continue
 		}
-		if !strings.Contains(text, "\n*Look* ") {
+		if !strings.Contains("\n"+text, "\n*Look* ") {
 			t.Errorf("docs/metrics.md: %s: no line that begins with *Look*", name)
 		}
 		var labels []string

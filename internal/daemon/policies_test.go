@@ -18,7 +18,6 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -220,22 +219,6 @@ func TestNoPoliciesLeaveNoTrace(t *testing.T) {
 	p.change(func(c *config.Admission) { c.Enforce = false })
 	if p.chain != nil || p.log.String() != "" || strings.Contains(p.page(), "pullgate_admission_") {
 		t.Errorf("chain %v, log %q; want nothing", p.chain, &p.log)
-	}
-}
-
-func TestInvalidPoliciesPreventTheStart(t *testing.T) {
-	p := newPolicyTest(t, "spec: {spec: {hostNetwrk: true}}\n", "spec: {}\nspek: {}\n")
-	_, err := openPolicies(p.options, p.metrics, nil)
-	for _, want := range []string{
-		p.dir + "/p0.yaml: spec.spec.hostNetwrk: unknown field",
-		p.dir + "/p1.yaml: spek: unknown field; did you mean spec?",
-	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("openPolicies = %v; want %s", err, want)
-		}
-	}
-	if !strings.Contains(program.HintOf(err), "--check-config") {
-		t.Errorf("hint %q; want --check-config", program.HintOf(err))
 	}
 }
 

@@ -185,6 +185,18 @@ func (p *process) wait() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// refused starts the daemon, which must end with an error that has these words.
+func (p *process) refused(words ...string) {
+	p.t.Helper()
+	p.spawn()
+	code := p.wait()
+	for _, want := range words {
+		if code != 1 || !strings.Contains(p.out.String(), want) {
+			p.t.Errorf("exit %d, %q; want 1 and %q", code, p.out, want)
+		}
+	}
+}
+
 func (p *process) stop() {
 	p.t.Helper()
 	testkit.Must(p.t, p.cmd.Process.Signal(syscall.SIGTERM))

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -225,26 +224,6 @@ func TestDecisionLogOverRotations(t *testing.T) {
 	}
 	if strings.Contains(p.out.String(), canary) {
 		t.Error("the log of pullgated holds a credential")
-	}
-}
-
-func TestDecisionLogThatCannotBeOpenedKeepsTheDaemonFromStarting(t *testing.T) {
-	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
-	testkit.Must(t, os.WriteFile(p.path("precious"), []byte("precious\n"), 0o600))
-	for path, want := range map[string]string{
-		p.path("nowhere/decisions.log"): "no such file or directory", p.dir: "is a directory",
-		p.path("precious"): "not a log of decisions",
-	} {
-		p.configure("decisionLog: {path: " + path + "}")
-		p.spawn()
-		out := p.out
-		if code := p.wait(); code != 1 || !strings.Contains(out.String(), "open decisionLog.path: ") ||
-			!strings.Contains(out.String(), want) || !strings.Contains(out.String(), "hint: set decisionLog.path") {
-			t.Errorf("%s: exit %d, %q; want 1, what and a hint", path, code, out)
-		}
-		if _, err := os.Lstat(p.path("run/cri.sock")); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: the socket was made: %v", path, err)
-		}
 	}
 }
 

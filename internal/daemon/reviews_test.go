@@ -19,7 +19,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -285,38 +284,5 @@ func TestBackendsAreListed(t *testing.T) {
 	if got := l.GetPolicies(); len(got) != 2 || !proto.Equal(got[0], want) || got[1].GetReviewBackend() != nil ||
 		len(l.GetWarnings()) != 1 {
 		t.Errorf("list %v; want %v and a warning", l, want)
-	}
-}
-
-func TestExamineOfBackends(t *testing.T) {
-	p, d := newReviewTest(t)
-	putBackend(t, p.dir, "scanner", "}")
-	c := p.options.Config
-	c.StateDir, c.Listen, c.Metrics.Listen, c.Admin.Listen = t.TempDir(), "unix://"+filepath.Join(t.TempDir(), "l"), "", ""
-	warnings := func() string {
-		text := ""
-		for _, f := range (doctor.Node{Config: c}).Examine(t.Context(), doctor.BeforeStart) {
-			if f.Level != doctor.Warn {
-				t.Errorf("%v; want warnings only", f)
-			}
-			text += f.String() + "\n"
-		}
-		return text
-	}
-	for _, want := range []string{
-		"admission.policies: " + p.dir + "/scanner.yaml: imagePolicy.defaultAllow: absent: pullgate admits images",
-		"admission.policydSocket: lstat " + p.socket() + ": no such file or directory; image reviews need pullgate-policyd",
-	} {
-		if got := warnings(); !strings.Contains(got, want) || strings.Contains(got, "no policy file") {
-			t.Errorf("warnings %s; want %s", got, want)
-		}
-	}
-	d.serve(t, p.socket())
-	if got := warnings(); strings.Contains(got, "policydSocket") {
-		t.Errorf("warnings %s; want none about the socket", got)
-	}
-	testkit.Must(t, os.Remove(p.socket()), os.WriteFile(p.socket(), nil, 0o600))
-	if got := warnings(); !strings.Contains(got, "is not a socket") {
-		t.Errorf("warnings %s; want one about the file", got)
 	}
 }

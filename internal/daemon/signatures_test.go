@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -76,28 +75,6 @@ func TestSignaturesFollowPoliciesAndTrustedRoot(t *testing.T) {
 	p.change(func(*config.Admission) {})
 	if a := p.forGate(nil); a.Endorser != nil || len(p.Rules().Rules()) != 0 {
 		t.Error("the policy about signatures is gone, and its rules are in use")
-	}
-}
-
-// A rule that relies on the trusted root can never be met without one.
-func TestStartWantsTheTrustedRoot(t *testing.T) {
-	p := newPolicyTest(t)
-	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
-	for _, root := range []string{"", "root.json"} {
-		c := p.options.Config
-		if root != "" {
-			c.Admission.TrustedRoot = filepath.Join(t.TempDir(), root)
-			testkit.Must(t, os.WriteFile(c.Admission.TrustedRoot, []byte("{}"), 0o600))
-		}
-		text := ""
-		for _, f := range (doctor.Node{Config: c}).Examine(t.Context(), doctor.BeforeStart) {
-			if f.Level == doctor.Fail {
-				text += f.String() + "\n"
-			}
-		}
-		if got := strings.Contains(text, "a policy relies on the trusted root"); got != (root == "") {
-			t.Errorf("trusted root %q: problems %q", root, text)
-		}
 	}
 }
 

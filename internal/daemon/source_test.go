@@ -29,7 +29,10 @@ func newAPIServer(t *testing.T, x *criproxytest.Pod, c testkit.Case) *apiServer 
 	var named []map[string]string
 	for _, s := range c.Pod {
 		named = append(named, map[string]string{"name": s.Name})
-		entry := map[string]string{"username": s.Username(), "password": s.Content}
+		entry := map[string]string{"password": s.Content}
+		if s.Content != "" {
+			entry["username"] = "tenant"
+		}
 		config, err := json.Marshal(map[string]any{"auths": map[string]any{"repo.test": entry}})
 		testkit.Must(t, err)
 		a.secrets[s.Name] = map[string]any{

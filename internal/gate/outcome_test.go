@@ -128,8 +128,10 @@ var crioTexts = []struct {
 }{
 	{"127.0.0.1:5101/e401:1", "@: unauthorized", true, pullDenied},
 	{"127.0.0.1:5101/e401plain:1", "@: authentication required", true, pullDenied},
-	{"127.0.0.1:5101/e401unauth:1", "@: unauthorized: access to the requested resource is not authorized", true,
-		pullDenied},
+	{
+		"127.0.0.1:5101/e401unauth:1", "@: unauthorized: access to the requested resource is not authorized", true,
+		pullDenied,
+	},
 	{"127.0.0.1:5101/e403:1", "@: denied", true, pullDenied},
 	{"127.0.0.1:5101/e403plain:1", `@: StatusCode: 403, "<html>forbidden</html>"`, true, pullDenied},
 	{"127.0.0.1:5101/e404:1", "@: name unknown", true, pullDenied},
@@ -139,12 +141,18 @@ var crioTexts = []struct {
 	{"127.0.0.1:5101/e503:1", "@: received unexpected HTTP status: 503 Service Unavailable", true, pullUnavailable},
 	{"127.0.0.1:5101/close:1", `Get "http://127.0.0.1:5101/v2/close/manifests/1": EOF`, false, pullUnavailable},
 	{"127.0.0.1:5101/e429:1", "@: toomanyrequests: slow down", true, pullUnavailable},
-	{"127.0.0.1:5102/tok401:1", "unable to retrieve auth token: invalid username/password: unauthorized", true,
-		pullDenied},
-	{"127.0.0.1:5102/tok403:1", "Requesting bearer token: received unexpected HTTP status: 403 Forbidden", true,
-		pullDenied},
-	{"127.0.0.1:5102/tok500:1", "Requesting bearer token: received unexpected HTTP status: 500 Internal Server Error",
-		true, pullUnavailable},
+	{
+		"127.0.0.1:5102/tok401:1", "unable to retrieve auth token: invalid username/password: unauthorized", true,
+		pullDenied,
+	},
+	{
+		"127.0.0.1:5102/tok403:1", "Requesting bearer token: received unexpected HTTP status: 403 Forbidden", true,
+		pullDenied,
+	},
+	{
+		"127.0.0.1:5102/tok500:1", "Requesting bearer token: received unexpected HTTP status: 500 Internal Server Error",
+		true, pullUnavailable,
+	},
 	{"127.0.0.1:5999/x:1", strings.ReplaceAll(downHost, "http:", "https:"), false, pullUnreached},
 	{"mirr.test/e401:1", "(Mirrors also failed: [127.0.0.1:5999/e401:1: " + downHost +
 		"]): 127.0.0.1:5101/e401:1: reading manifest 1 in 127.0.0.1:5101/e401: unauthorized", true, pullDenied},

@@ -11,12 +11,10 @@ import (
 //go:embed testdata/decisions.yaml
 var table []byte
 
-// Verdicts of the table. Absent and Hidden are the two kinds of a pre-check with an empty answer.
+// Verdicts of the table. The other two, Absent and Hidden, are the kinds of a pre-check with an empty answer.
 const (
 	Allow    = "Allow"
 	Reverify = "Reverify"
-	Absent   = "Absent"
-	Hidden   = "Hidden"
 )
 
 // The facts that a case needs for the verdict of the table.
@@ -81,14 +79,6 @@ func (s *Secret) UnmarshalText(text []byte) error {
 	}
 	*s = Secret{UID: parts[0], Namespace: parts[1], Name: parts[2], Content: content}
 	return nil
-}
-
-// Username returns the username of the secret's credential, "" for a secret without content.
-func (s Secret) Username() string {
-	if s.Content == "" {
-		return ""
-	}
-	return "tenant"
 }
 
 // ReadDecisions returns the table. A field that it does not know is an error, so that no part of a case is

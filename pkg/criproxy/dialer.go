@@ -81,12 +81,8 @@ func (d *dialer) answer(err error) {
 }
 
 func dialSocket(ctx context.Context, address string) (net.Conn, error) {
-	var socket net.Dialer
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
-		return socket.DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
+		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(path, "//"))
 	}
-	if strings.HasPrefix(address, "\x00") {
-		return socket.DialContext(ctx, "unix", "@"+address[1:])
-	}
-	return socket.DialContext(ctx, "tcp", address)
+	return new(net.Dialer).DialContext(ctx, "tcp", address)
 }

@@ -15,12 +15,16 @@ func Valid(s string) string { return strings.ToValidUTF8(s, string(unicode.Repla
 
 // Line returns the beginning of a text, at most limit bytes, with a space for each character that cannot be printed.
 func Line(s string, limit int) string {
-	return cut(strings.TrimSpace(strings.Map(func(c rune) rune {
+	s = strings.TrimSpace(strings.Map(func(c rune) rune {
 		if !unicode.IsPrint(c) {
 			return ' '
 		}
 		return c
-	}, s[:min(len(s), 4*limit)])), limit)
+	}, s[:min(len(s), 4*limit)]))
+	if len(s) > limit {
+		s = strings.ToValidUTF8(s[:limit], "")
+	}
+	return strings.Clone(s)
 }
 
 // ASCII returns at most limit characters of a text, as [Shorten], all of them printable ASCII: no character looks like
@@ -43,13 +47,6 @@ func Shorten(s string, limit int) string {
 		return s
 	}
 	return string([]rune(s[:min(len(s), 4*limit)])[:limit-1]) + "…"
-}
-
-func cut(s string, limit int) string {
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "")
-	}
-	return strings.Clone(s)
 }
 
 // Split returns the errors that [errors.Join] made err of; err alone if it is not such an error.

@@ -55,12 +55,9 @@ func (p *OverwritingPool) Put(b *[]byte) {
 // counted reports whether gRPC releases a buffer: smaller ones are left to the garbage collector.
 func counted(b *[]byte) bool { return !mem.IsBelowBufferPoolingThreshold(cap(*b)) }
 
-// InUse returns the number of buffers in use.
-func (p *OverwritingPool) InUse() int64 { return p.inUse.Load() }
-
-// WaitInUse waits up to five seconds until at most so many buffers are in use, and returns how many are.
-func (p *OverwritingPool) WaitInUse(most int64) int64 {
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && p.inUse.Load() > most; {
+// InUse waits until at most so many buffers are in use, half a minute at most, and returns how many are.
+func (p *OverwritingPool) InUse(most int64) int64 {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && p.inUse.Load() > most; {
 		time.Sleep(time.Millisecond)
 	}
 	return p.inUse.Load()

@@ -13,12 +13,6 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
-// The annotations that a kubelet writes.
-const (
-	seenAnnotation   = "kubernetes.io/config.seen"
-	sourceAnnotation = "kubernetes.io/config.source"
-)
-
 // A Kubelet sends the calls of a kubelet that matter to a proxy which judges.
 type Kubelet struct {
 	Conn    *grpc.ClientConn
@@ -51,9 +45,7 @@ type Pod struct {
 func (k *Kubelet) Pod(namespace string) *Pod {
 	k.t.Helper()
 	p := k.PodFrom(namespace, "api")
-	if err := k.Sandbox(k.t.Context(), p); err != nil {
-		k.t.Fatal(err)
-	}
+	testkit.Must(k.t, k.Sandbox(k.t.Context(), p))
 	return p
 }
 
@@ -62,8 +54,10 @@ func (k *Kubelet) PodFrom(namespace, source string) *Pod {
 	k.pods++
 	uid := fmt.Sprintf("%s-%d", namespace, k.pods)
 	return &Pod{UID: uid, Config: &runtimeapi.PodSandboxConfig{
-		Metadata:    &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: namespace, Name: uid},
-		Annotations: map[string]string{seenAnnotation: "2026-11-21T05:00:00." + uid, sourceAnnotation: source},
+		Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: namespace, Name: uid},
+		Annotations: map[string]string{
+			"kubernetes.io/config.seen": "2026-11-21T05:00:00." + uid, "kubernetes.io/config.source": source,
+		},
 	}}
 }
 
@@ -77,11 +71,7 @@ func (k *Kubelet) Sandbox(ctx context.Context, p *Pod) error {
 // Precheck returns the image ID of the answer, "" for the empty one.
 func (k *Kubelet) Precheck(p *Pod, name string) string {
 	k.t.Helper()
-	id, err := k.TryPrecheck(k.t.Context(), p, name)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	return id
+	return testkit.Value(k.TryPrecheck(k.t.Context(), p, name))(k.t)
 }
 
 // TryPrecheck is Precheck for a call that may fail.
@@ -113,11 +103,7 @@ func (k *Kubelet) Pull(ctx context.Context, p *Pod, name, password string) (stri
 // MustPull is Pull for a call that must not fail.
 func (k *Kubelet) MustPull(p *Pod, name, password string) (id string) {
 	k.t.Helper()
-	id, err := k.Pull(k.t.Context(), p, name, password)
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	return id
+	return testkit.Value(k.Pull(k.t.Context(), p, name, password))(k.t)
 }
 
 // Create creates a container on an image ID that the pod names so.
