@@ -265,7 +265,7 @@ func TestCompileRefuses(t *testing.T) {
 		`{key: "{{ a }}", operator: In, value: [x]}`:                                  `"In": supported values: "AllIn",`,
 		`{key: "{{ a }}", operator: AnyIn, value: []}`:                                `[]: must have at least one element`,
 		`{key: "{{ a }}", operator: Equals}`:                                          "must not be null",
-		`{key: "{{ a }}", operator: LessThan, value: [1]}`:                            "number, a quantity, a duration or a time",
+		`{key: "{{ a }}", operator: LessThan, value: [1]}`:                            "a quantity, a duration or a time",
 		`{key: "{{ a }}", operator: DurationLessThan, value: soon}`:                   "must be a duration, as in 24h",
 		`{key: "{{ a }}", operator: LessThan, value: 1.2.3}`:                          "a quantity, a duration or a time",
 		`{key: "{{ time_since('', a, '') }}", operator: LessThan, value: 86400}`:      "must be a duration, as in 24h",
@@ -284,8 +284,7 @@ func TestCompileRefuses(t *testing.T) {
 		}
 	}
 	many := conditions(t, "all", slices.Repeat([]string{`{key: "{{ a }}", operator: Equals, value: x}`}, 51)...)
-	if _, errs := compile(many); len(errs) != 1 ||
-		!strings.Contains(errs[0].Error(), "must have at most 50 items") {
+	if _, errs := compile(many); len(errs) != 1 || !strings.Contains(errs[0].Error(), "must have at most 50 items") {
 		t.Errorf("51 conditions: %v", errs)
 	}
 	if _, errs := compile([]requirement.Conditions{{}}); len(errs) != 1 {

@@ -322,9 +322,7 @@ func TestRunRefusesToStart(t *testing.T) {
 	taken := prepare(t)
 	taken.start()
 	cert := issue(t, newAuthority(t))
-	secure := func(change func(*process)) func(*process) {
-		return func(p *process) { p.https(cert); change(p) }
-	}
+	secure := func(change func(*process)) func(*process) { return func(p *process) { p.https(cert); change(p) } }
 	for name, tc := range map[string]struct {
 		change func(p *process)
 		want   string

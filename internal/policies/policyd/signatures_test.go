@@ -180,9 +180,7 @@ func TestVerifyRefusesRequests(t *testing.T) {
 		"2 MiB":                 {func(r *request) { r.Name = strings.Repeat("x", 2<<20) }, codes.ResourceExhausted},
 		"without digests or ID": {func(r *request) { r.Digests, r.ImageId = nil, "" }, codes.OK},
 	} {
-		r := &request{
-			PolicyHash: p.hash(), Name: "registry.test/app:1", ImageId: "sha256:1", Requirements: []string{hash},
-		}
+		r := &request{PolicyHash: p.hash(), Name: "registry.test/app:1", ImageId: "sha256:1", Requirements: []string{hash}}
 		tc.change(r)
 		if _, err := policyv1.NewPolicyClient(conn).Verify(t.Context(), r); status.Code(err) != tc.want {
 			t.Errorf("%s: %v; want %v", name, err, tc.want)

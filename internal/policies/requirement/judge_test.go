@@ -42,18 +42,14 @@ func TestJudge(t *testing.T) {
 			"allowed by default",
 			requirement.ImageRules{Default: requirement.AllowUnmatched, DefaultRule: byDefault},
 			"app:1",
-			[]string{
-				"Admit SIGNATURE_MISSING " + noRule + "allows such images",
-			},
+			[]string{"Admit SIGNATURE_MISSING " + noRule + "allows such images"},
 			0,
 		},
 		{
 			"denied by default",
 			requirement.ImageRules{Default: requirement.DenyUnmatched, DefaultRule: byDefault},
 			"app:1",
-			[]string{
-				"Deny SIGNATURE_MISSING " + noRule + "denies such images; use an image that a policy has a rule for",
-			},
+			[]string{"Deny SIGNATURE_MISSING " + noRule + "denies such images; use an image that a policy has a rule for"},
 			0,
 		},
 		{"by tag", requirement.ImageRules{Rules: rules}, "app:1", []string{

@@ -80,10 +80,7 @@ func different(t *testing.T) []struct {
 		{"no subject", with(func(k *requirement.Keyless) { k.Subject = requirement.Text{} })},
 		{"extension", with(func(k *requirement.Keyless) { k.Extensions = map[string]string{"1.2.3": "a"} })},
 		{"extensions exchanged", with(func(k *requirement.Keyless) {
-			k.Extensions = map[string]string{
-				"1.2.3": "b",
-				"1.2.4": "a",
-			}
+			k.Extensions = map[string]string{"1.2.3": "b", "1.2.4": "a"}
 		})},
 		{"roots", with(func(k *requirement.Keyless) { k.Roots = [][]byte{[]byte("r"), []byte("s")} })},
 		{"other roots", with(func(k *requirement.Keyless) { k.Roots = [][]byte{[]byte("rs")} })},
@@ -210,9 +207,7 @@ func change(random *rand.Rand, r requirement.Requirement) requirement.Requiremen
 func TestUsesTrustedRoot(t *testing.T) {
 	a := key("a")
 	own := [][]byte{[]byte("x")}
-	complete := func(s *requirement.Signer) {
-		s.Keyless.Roots, s.Keyless.CTLogKeys, s.Log.Keys = own, own, own
-	}
+	complete := func(s *requirement.Signer) { s.Keyless.Roots, s.Keyless.CTLogKeys, s.Log.Keys = own, own, own }
 	for _, tc := range []struct {
 		name string
 		r    requirement.Requirement
@@ -229,8 +224,7 @@ func TestUsesTrustedRoot(t *testing.T) {
 		{"everything own", keyless(complete), false},
 		{"without SCT", keyless(func(s *requirement.Signer) {
 			complete(s)
-			s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil,
-				true
+			s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil, true
 		}), false},
 		{"one of the " +
 			"nodes", requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))), true},
@@ -275,8 +269,7 @@ func TestMet(t *testing.T) {
 	} {
 		for signers, want := range tc.want {
 			if got := tc.r.Met(func(s *requirement.Signer) bool {
-				return strings.Contains(signers,
-					string(s.Key.Public))
+				return strings.Contains(signers, string(s.Key.Public))
 			}); got != want {
 				t.Errorf("%s, signed by %q: %v; want %v", tc.name, signers, got, want)
 			}

@@ -144,11 +144,8 @@ func TestAttestations(t *testing.T) {
 			one(scan{digest: digestOf(nil)}, a), nil,
 			"SIGNATURE_INVALID; is for " + digestOf(nil) + ", and not for this image",
 		},
-		"by another key": {one(fresh, b), nil, "SIGNATURE_INVALID; the signature is not valid for this signer"},
-		"of another type": {
-			one(scan{kind: attestType}, a), nil,
-			"ATTESTATION_MISSING; an attestation of type " + attestType,
-		},
+		"by another key":  {one(fresh, b), nil, "SIGNATURE_INVALID; the signature is not valid for this signer"},
+		"of another type": {one(scan{kind: attestType}, a), nil, "ATTESTATION_MISSING; an attestation of type " + attestType},
 		"signature only": {
 			func(m *memory, i image, _ bool) { attachKey(t, m, i.index, a) }, nil,
 			"ATTESTATION_MISSING; a signature, and not an attestation",

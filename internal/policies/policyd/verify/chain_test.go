@@ -29,11 +29,9 @@ func TestChain(t *testing.T) {
 		change func(m *memory, i image, c *check)
 		expect string
 	}{
-		"hint":             {func(*memory, image, *check) {}, "met"},
-		"tag without hint": {func(_ *memory, _ image, c *check) { c.image.Digests = nil }, "met"},
-		"hint without repository": {func(_ *memory, i image, c *check) {
-			c.image.Digests = []string{i.index}
-		}, "met"},
+		"hint":                    {func(*memory, image, *check) {}, "met"},
+		"tag without hint":        {func(_ *memory, _ image, c *check) { c.image.Digests = nil }, "met"},
+		"hint without repository": {func(_ *memory, i image, c *check) { c.image.Digests = []string{i.index} }, "met"},
 		"wrong hints, then the tag": {func(_ *memory, i image, c *check) {
 			c.image.Digests = []string{
 				"", "x", "@", "sha256:", "repo.test/other@" + digestOf(nil), i.id,

@@ -68,19 +68,9 @@ func TestRecordedSignatures(t *testing.T) {
 			"met",
 			"fallback-tag",
 		},
-		"older form": {
-			true,
-			map[string]string{fallback + ".sig": "simple-manifest.json"},
-			"met",
-			"sig-tag",
-		},
-		"older form without the API": {
-			false,
-			map[string]string{fallback + ".sig": "simple-manifest.json"},
-			"met",
-			"sig-tag",
-		},
-		"none": {true, nil, "SIGNATURE_MISSING", ""},
+		"older form":                 {true, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met", "sig-tag"},
+		"older form without the API": {false, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met", "sig-tag"},
+		"none":                       {true, nil, "SIGNATURE_MISSING", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var requests atomic.Int32
@@ -128,9 +118,7 @@ func TestRecordedSignatures(t *testing.T) {
 				},
 				want: []*requirement.Requirement{recordedKey(t)},
 			}
-			c.options.Open = func(name string, cred admission.Login) verify.Repository {
-				return client.Repository(name, cred)
-			}
+			c.options.Open = func(name string, cred admission.Login) verify.Repository { return client.Repository(name, cred) }
 			expect(t, c.result(t), tc.want)
 			if n := requests.Load(); tc.want == "met" && n > 7 {
 				t.Errorf("%d requests; want at most 7", n)

@@ -46,27 +46,17 @@ func TestTamperedBundles(t *testing.T) {
 	signature := func(b parts) *protodsse.Signature { return signed(b).Signatures[0] }
 	entry := func(b parts) *protorekor.TransparencyLogEntry { return material(b).TlogEntries[0] }
 	proof := func(b parts) *protorekor.InclusionProof { return entry(b).InclusionProof }
-	another := func(b parts) parts {
-		return a.KeylessBundle(t, cert, key, about(t, evil.index), time.Now())
-	}
+	another := func(b parts) parts { return a.KeylessBundle(t, cert, key, about(t, evil.index), time.Now()) }
 	met := []string{
 		"nothing", "kind of the log entry",
 		"no promise of the log",
 	} // the body says it; the timestamp says when
 	for name, change := range map[string]func(parts){
-		"nothing": func(parts) {},
-		"statement about another image": func(b parts) {
-			signed(b).Payload = about(t, evil.index)
-		},
-		"one more image in the statement": func(b parts) {
-			signed(b).Payload = about(t, i.index, evil.index)
-		},
-		"statement in other words": func(b parts) {
-			signed(b).Payload = append([]byte(" "), payload...)
-		},
-		"predicate type": func(b parts) {
-			signed(b).Payload = attestation(t, i.index)
-		},
+		"nothing":                         func(parts) {},
+		"statement about another image":   func(b parts) { signed(b).Payload = about(t, evil.index) },
+		"one more image in the statement": func(b parts) { signed(b).Payload = about(t, i.index, evil.index) },
+		"statement in other words":        func(b parts) { signed(b).Payload = append([]byte(" "), payload...) },
+		"predicate type":                  func(b parts) { signed(b).Payload = attestation(t, i.index) },
 		"statement type": func(b parts) {
 			signed(b).Payload = sigstoretest.Statement{Kind: "x", Digests: []string{i.index}}.JSON(t)
 		},
@@ -76,8 +66,7 @@ func TestTamperedBundles(t *testing.T) {
 		"signature of another image": func(b parts) { signature(b).Sig = signature(another(b)).Sig },
 		"no signature":               func(b parts) { signed(b).Signatures = nil },
 		"a second signature": func(b parts) {
-			signed(b).Signatures = append(signed(b).Signatures,
-				signature(b))
+			signed(b).Signatures = append(signed(b).Signatures, signature(b))
 		},
 		"key ID of the signature":           func(b parts) { signature(b).Keyid = "x" },
 		"another certificate of the signer": func(b parts) { leaf(b).RawBytes = otherCert.Raw },
@@ -90,9 +79,7 @@ func TestTamperedBundles(t *testing.T) {
 		},
 		"no log entry":               func(b parts) { material(b).TlogEntries = nil },
 		"log entry of another image": func(b parts) { material(b).TlogEntries = material(another(b)).TlogEntries },
-		"log entry twice": func(b parts) {
-			material(b).TlogEntries = append(material(b).TlogEntries, entry(b))
-		},
+		"log entry twice":            func(b parts) { material(b).TlogEntries = append(material(b).TlogEntries, entry(b)) },
 		"log entry of another log": func(b parts) {
 			material(b).TlogEntries[0] = other.EnvelopeEntry(t, b, sigstoretest.CertificatePEM(cert), time.Now())
 		},

@@ -108,12 +108,10 @@ func TestWhatIsNotJudged(t *testing.T) {
 		"scale":              func(q *request) { q.group, q.resource, q.subresource = "apps", "deployments", "scale" },
 		"no configured path": func(q *request) { q.group, q.resource = "example.com", "workers" },
 		"object without it": func(q *request) {
-			q.group, q.resource, q.object = "apps", "deployments",
-				"{metadata: {name: a}}"
+			q.group, q.resource, q.object = "apps", "deployments", "{metadata: {name: a}}"
 		},
 		"controller, template": func(q *request) {
-			q.resource, q.object = "replicationcontrollers",
-				"{spec: {template: null}}"
+			q.resource, q.object = "replicationcontrollers", "{spec: {template: null}}"
 		},
 	} {
 		q := pod(bad)
@@ -360,9 +358,7 @@ func TestAnswersOfReviews(t *testing.T) {
 			map[string]string{"ticket": "T-7; T-8", "other": "y"},
 		},
 	} {
-		w := newWorld(t, webhook.Options{Review: func(context.Context,
-			review.Subject,
-		) []admission.Finding {
+		w := newWorld(t, webhook.Options{Review: func(context.Context, review.Subject) []admission.Finding {
 			return tc.review
 		}})
 		r := w.ask(t, pod("{containers: [{name: c, image: a}]}"))

@@ -13,8 +13,7 @@ import (
 // Whatever the body is, the answer is a status or a valid review, and no judgement panics.
 func FuzzAdmissionReview(f *testing.F) {
 	const spec = "{hostNetwork: true, containers: [{name: c, image: a, volumeMounts: [{name: v, mountPath: /x, subPath: " +
-		"y}]}], " +
-		"volumes: [{name: v, hostPath: {path: /a}}]}"
+		"y}]}], volumes: [{name: v, hostPath: {path: /a}}]}"
 	for _, q := range wrap(spec) {
 		f.Add(q.body(f))
 		q.old = q.object

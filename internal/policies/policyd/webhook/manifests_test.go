@@ -187,13 +187,11 @@ func TestManifestErrors(t *testing.T) {
 		`--ca-file: Forbidden: a block PRIVATE KEY`:                              added("PRIVATE KEY", "secret"),
 		`--ca-file: Forbidden: certificate 2: x509: malf`:                        added("CERTIFICATE", "none"),
 		`--ca-file: Invalid value: "more than 1048576 bytes"`: func(o *options) {
-			o.CA = make([]byte,
-				webhook.MaxCA+1)
+			o.CA = make([]byte, webhook.MaxCA+1)
 		},
 		`--trusted-root: Invalid value: "2 bytes"`: func(o *options) { o.TrustedRoot = []byte("{}") },
 		`--trusted-root: Invalid value: "1047553 bytes": a ConfigMap`: func(o *options) {
-			o.TrustedRoot = make([]byte,
-				webhook.MaxTrustedRoot+1)
+			o.TrustedRoot = make([]byte, webhook.MaxTrustedRoot+1)
 		},
 		`--exclude-namespaces: Invalid value: "a.b"`:                  func(o *options) { o.Exclude = []string{"a.b"} },
 		`--failure-policy: Unsupported value: "ignore": supported`:    func(o *options) { o.FailurePolicy = "ignore" },

@@ -116,8 +116,7 @@ func TestManyParts(t *testing.T) {
 	var policies []string
 	for i := range 100 {
 		policies = append(policies, fmt.Sprintf("}\nspec: {spec: {containers: [{image: [{registry: {whitelist: "+
-			"[r%d.test]}}], "+
-			"securityContext: {runAsUser: {forbidNil: true}, runAsGroup: {forbidNil: true}}}], "+
+			"[r%d.test]}}], securityContext: {runAsUser: {forbidNil: true}, runAsGroup: {forbidNil: true}}}], "+
 			"volumes: [{volumeType: {whitelist: [secret]}}]}}", i))
 	}
 	w := newWorld(t, webhook.Options{Chain: chain(t, policies...), Templates: templates()})
@@ -183,8 +182,7 @@ func TestInvalidObjectsAreDenied(t *testing.T) {
 		"no Deployment":  func(q *request) { q.group, q.resource, q.object = "apps", "deployments", "7" },
 		"spec of a text": func(q *request) { q.group, q.resource, q.object = "apps", "deployments", "{spec: canary}" },
 		"template of text": func(q *request) {
-			q.group, q.resource, q.object = "apps", "deployments",
-				"{spec: {template: canary}}"
+			q.group, q.resource, q.object = "apps", "deployments", "{spec: {template: canary}}"
 		},
 	} {
 		q := pod("{containers: [{name: c, image: a}]}")
@@ -202,8 +200,7 @@ func TestInvalidObjectsAreDenied(t *testing.T) {
 func TestNoValueOfTheObjectIsShown(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: deniesAll{}.Review})
 	const spec = "{hostNetwork: true, containers: [{name: c, image: a, command: [canary], env: [{name: A, value: " +
-		"canary}]}]," +
-		" volumes: [{name: v, csi: {driver: d, volumeAttributes: {k: canary}}}]}"
+		"canary}]}], volumes: [{name: v, csi: {driver: d, volumeAttributes: {k: canary}}}]}"
 	for resource, q := range wrap(spec) {
 		q.object = strings.Replace(q.object, "name: app", "name: app, labels: {l: canary}", 1)
 		q.user.Username = "canary"

@@ -238,9 +238,7 @@ func TestSignaturesThatPanicDeny(t *testing.T) {
 func TestImageReviewsJudgeSignatures(t *testing.T) {
 	j := &judge{}
 	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood), Signatures: j.Judge})
-	for image, want := range map[string]string{
-		"good.test/a": "", "bad.test/a": `pullgate: image "bad.test/a": policy a`,
-	} {
+	for image, want := range map[string]string{"good.test/a": "", "bad.test/a": `pullgate: image "bad.test/a": policy a`} {
 		j.asked = nil
 		status := w.reviewImages(t, "team", image)
 		if status.Allowed != (want == "") || !strings.HasPrefix(status.Reason, want) || len(j.asked) != 1 && want == "" {
