@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -193,10 +192,7 @@ func TestManyWhoMayBeAskingDoNotTakeForEver(t *testing.T) {
 				f.asks = append(f.asks, x.UID)
 			}
 			began := time.Now()
-			asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
-				podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: "api",
-			}}}
-			got := p.Precheck(asks, app)
+			got := p.Precheck(unknownSender("api"), app)
 			if took, n := time.Since(began), s.took(); took > 10*time.Second || n > tc.asked {
 				t.Errorf("pre-check took %v and asked for the Secrets of %d pods; want at most %d in some seconds", took, n,
 					tc.asked)

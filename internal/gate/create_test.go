@@ -107,16 +107,18 @@ func TestCreateDoesNotRevealWhichImagesArePresent(t *testing.T) {
 // A pod that was refused a container has to prove access, even for an image that its pre-check would show.
 func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{}, restoring())
-	both := []criproxytest.Image{
-		{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1},
+	for what, restores := range map[string]string{"lands on alice's image": id1, "the runtime fails": "sha256:9"} {
+		all := []criproxytest.Image{
+			{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: restores},
+		}
+		p.runtime.SetImages(all...)
+		bob := p.Pod("bob")
+		p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check")
+		p.wantCreate(bob, id2, "repo.test/any:2", codes.PermissionDenied, "container: %s", what)
+		p.runtime.SetImages(all...)
+		p.wantPrecheck(bob, "repo.test/any:2", "", "next pre-check: %s", what)
+		p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check after that: %s", what)
 	}
-	p.runtime.SetImages(both...)
-	bob := p.Pod("bob")
-	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check")
-	p.wantCreate(bob, id2, "repo.test/any:2", codes.PermissionDenied, "container that lands on alice's image")
-	p.runtime.SetImages(both...)
-	p.wantPrecheck(bob, "repo.test/any:2", "", "next pre-check")
-	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check after that")
 }
 
 // containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives

@@ -118,6 +118,7 @@ func TestStartWaitsForTheReadBack(t *testing.T) {
 			want = codes.PermissionDenied
 		}
 		p.wantCode(p.Start(t.Context(), id), want, "start after the read-back, on another image: %v", revealed)
+		p.wantPrecheck(alice, app, map[bool]string{false: id1}[revealed], "next pre-check, on another image: %v", revealed)
 		p.runtime.Do(func(r *criproxytest.Runtime) { r.Rewrite = nil })
 		if left := len(p.runtime.Containers()); left != 3 { // two from before, and that which may start
 			t.Errorf("%d containers; want 3", left)

@@ -1,12 +1,14 @@
 package gate_test
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
@@ -231,16 +233,31 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 				f.addPod(x, "bad", "Never")
 				f.asks = append(f.asks, x.UID)
 			}
-			source := tc.source
-			if source == "" {
-				source = "api"
-			}
-			asks := &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
-				podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: source,
-			}}}
-			p.wantPrecheck(asks, app, tc.want, "pre-check")
+			source := cmp.Or(tc.source, "api")
+			p.wantPrecheck(unknownSender(source), app, tc.want, "pre-check")
 		})
 	}
+}
+
+// The Secret of a pod is not known for a moment when its container is created.
+func TestDeniedContainerHidesAPrecheckOfAnUnknownSender(t *testing.T) {
+	p, f := newProxyWithSource(t, exact())
+	x := p.Pod("carol")
+	f.asks = []string{x.UID}
+	asks := unknownSender("api")
+	f.addPod(x, "good", "IfNotPresent")
+	p.wantPrecheck(asks, app, id1, "pre-check")
+	f.addPod(x, "", "IfNotPresent")
+	p.wantCreate(x, id1, app, codes.PermissionDenied, "container")
+	f.addPod(x, "good", "IfNotPresent")
+	p.wantPrecheck(asks, app, "", "next pre-check, which leads to a pull")
+}
+
+// unknownSender returns a pod that sends a config.seen which no sandbox has.
+func unknownSender(source string) *criproxytest.Pod {
+	return &criproxytest.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: map[string]string{
+		podindex.SeenAnnotation: "2026-11-21T06:00:00.1", podindex.SourceAnnotation: source,
+	}}}
 }
 
 func TestShadowModeReportsThePullPolicy(t *testing.T) {
