@@ -467,8 +467,7 @@ func TestAuditDeniesNothing(t *testing.T) {
 		for _, d := range got {
 			if !d.Verdict.Allowed() || d.Admission.PolicyHash == "" ||
 				!slices.ContainsFunc(d.Admission.Findings, func(f admission.Finding) bool {
-					return f.Audit &&
-						f.Answer == admission.Deny
+					return f.Audit && f.Answer == admission.Deny
 				}) {
 				t.Errorf("%s: %s has %+v; want Allow with a finding in audit mode", name, d.Call, d)
 			}

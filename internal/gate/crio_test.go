@@ -24,10 +24,7 @@ func TestGateBeforeCRIO(t *testing.T) {
 	for _, profile := range criproxytest.Profiles()[1:] {
 		t.Run(profile.String(), func(t *testing.T) {
 			t.Parallel()
-			arguments := []string{
-				"-test.skip",
-				"^(TestGateBeforeCRIO|TestModel.*|Fuzz.*)$",
-			}
+			arguments := []string{"-test.skip", "^(TestGateBeforeCRIO|TestModel.*|Fuzz.*)$"}
 			tests := exec.CommandContext(t.Context(), os.Args[0], arguments...)
 			tests.Env = append(os.Environ(), runtimeVariable+"="+profile.String())
 			if out, err := tests.CombinedOutput(); err != nil {

@@ -103,14 +103,8 @@ func TestExplainPolicies(t *testing.T) {
 			notRoot, pod,
 			with(func(c *admission.Container) { c.RunAsUser = admission.Set[int64](0) }), "admit", "deny" + violated,
 		},
-		"denied and unknown": {
-			notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit",
-			"deny" + unknown + violated,
-		},
-		"can be accepted": {
-			privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit",
-			"unknown" + violated,
-		},
+		"denied and unknown": {notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit", "deny" + unknown + violated},
+		"can be accepted":    {privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit", "unknown" + violated},
 		"cannot be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, with(func(c *admission.Container) {
 			c.Privileged, c.RunAsUser = admission.Set(true), admission.Set[int64](0)
 		}), "admit", "deny" + violated},

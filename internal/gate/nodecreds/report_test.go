@@ -86,12 +86,9 @@ func TestReportHasTheCredentialsOfThePlugin(t *testing.T) {
 			answer(`"more":1,"auth":{"c.test":{"username":"v","password":"p","more":{}}}`),
 			map[string]string{n.id("v", "p"): "c.test"},
 		},
-		"nothing but anonymous": {
-			answer(`"auth":{"b.test":{"username":"","password":""}}`),
-			map[string]string{},
-		},
-		"no entry": {answer(`"cacheDuration":"1h","auth":{}`), map[string]string{}},
-		"no auth":  {answer(`"auth":null`), map[string]string{}},
+		"nothing but anonymous": {answer(`"auth":{"b.test":{"username":"","password":""}}`), map[string]string{}},
+		"no entry":              {answer(`"cacheDuration":"1h","auth":{}`), map[string]string{}},
+		"no auth":               {answer(`"auth":null`), map[string]string{}},
 	} {
 		r, err := n.report(request, tc.answer)
 		if err != nil {
