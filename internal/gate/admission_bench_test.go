@@ -101,10 +101,9 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte("a")}}},
 	}}}), policyclient.EndorserOptions{Store: endorsedImage{}, State: policyclient.NewEndorserState()})
 	who := tracker.Pod{UID: "7f1d3c52-0000-4000-8000-000000000001", Namespace: "team", Name: "app"}
-	sandbox := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{
-		Name:      who.Name,
-		Namespace: who.Namespace, Uid: who.UID,
-	}}
+	sandbox := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: who.Name, Namespace: who.Namespace, Uid: who.UID},
+	}
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
 		Image:    &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "registry.test/app:1"},

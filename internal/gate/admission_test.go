@@ -253,8 +253,7 @@ func TestAttacksOnPolicies(t *testing.T) {
 		wantDenied(t, name, err, admission.RestrictionViolated, `container "main"`, `mount "/data"`)
 	}
 	_, err := p.create(x, ordinary(&runtimeapi.Mount{
-		ContainerPath: "/data",
-		HostPath:      "/var/lib/kubelet/pods/" + x.UID + "/volume-subpaths/data/main/0",
+		ContainerPath: "/data", HostPath: "/var/lib/kubelet/pods/" + x.UID + "/volume-subpaths/data/main/0",
 	}))
 	wantDenied(t, "a subPath", err, admission.FieldUnknown, "volumeType")
 	if _, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data", HostPath: volumes(x.UID)})); err != nil {
@@ -412,8 +411,7 @@ func (s *spy) Validate(_ context.Context, subject admission.Subject) []admission
 	defer s.mu.Unlock()
 	s.asked = append(s.asked, subject)
 	return []admission.Finding{{
-		Policy: "spy", Answer: admission.Deny, Reason: admission.RestrictionViolated,
-		Message: "spy",
+		Policy: "spy", Answer: admission.Deny, Reason: admission.RestrictionViolated, Message: "spy",
 	}}
 }
 
@@ -514,8 +512,7 @@ type apiViews map[string]admission.Pod
 func (v apiViews) View(_ context.Context, uid string) (admission.Pod, []admission.Container, bool) {
 	p, ok := v[uid]
 	return p, []admission.Container{{
-		Name: "init", Kind: admission.Set(admission.KindInit),
-		Privileged: admission.Set(false),
+		Name: "init", Kind: admission.Set(admission.KindInit), Privileged: admission.Set(false),
 	}}, ok
 }
 

@@ -164,8 +164,7 @@ func TestAPullThatTheStoreRefusesIsNoted(t *testing.T) {
 	x := p.Pod("alice")
 	p.must(p.store.Close())
 	if _, err := p.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{
-		Image:         &runtimeapi.ImageSpec{Image: app},
-		SandboxConfig: x.Config,
+		Image: &runtimeapi.ImageSpec{Image: app}, SandboxConfig: x.Config,
 	}); err == nil {
 		t.Error("a pull without an intent passes")
 	}

@@ -64,10 +64,8 @@ func TestJournalNamesThePolicyThatDenied(t *testing.T) {
 	d := decisionlog.Decision{
 		Call: "CreateContainer", Container: "web",
 		Verdict: overruled(tracker.Verdict{}, AdmissionDenied), Admission: admission.Decision{
-			Answer: admission.Deny, Findings: []admission.Finding{{
-				Policy: "p", Answer: admission.Deny,
-				Message: "policy p: a field",
-			}},
+			Answer:   admission.Deny,
+			Findings: []admission.Finding{{Policy: "p", Answer: admission.Deny, Message: "policy p: a field"}},
 		},
 	}
 	g.note(d)
@@ -111,8 +109,7 @@ func TestJournalCountsRepeatedDenials(t *testing.T) {
 	otherImage := denied(policy.NotProved)
 	otherImage.Pair.ImageID = "other"
 	create := decisionlog.Decision{
-		Call: "CreateContainer", Pod: tracker.Pod{UID: "1"}, Image: "busybox",
-		Verdict: denied(policy.NotProved),
+		Call: "CreateContainer", Pod: tracker.Pod{UID: "1"}, Image: "busybox", Verdict: denied(policy.NotProved),
 	}
 	with := func(change func(*decisionlog.Decision)) decisionlog.Decision {
 		d := create
@@ -192,8 +189,7 @@ func TestRepeatedDenialsAreBounded(t *testing.T) {
 	var s podStates
 	denied := func(uid string, image int) (repeated bool) {
 		_, repeated = s.repeats(decisionlog.Decision{
-			Call: "CreateContainer", Pod: tracker.Pod{UID: uid},
-			Image: fmt.Sprint("busybox:", image),
+			Call: "CreateContainer", Pod: tracker.Pod{UID: uid}, Image: fmt.Sprint("busybox:", image),
 		})
 		return repeated
 	}

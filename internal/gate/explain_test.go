@@ -81,18 +81,14 @@ func TestExplainPolicies(t *testing.T) {
 		"no restriction of the pod": {notPrivileged, pod, main, "admit", "admit"},
 		"a value that is denied":    {notPrivileged, pod, isPrivileged, "admit", "deny" + violated},
 		"of the sandbox": {
-			noHostNetwork,
-			admission.Pod{HostNetwork: admission.Set(true)},
-			main, "deny" + violated,
-			"deny" + violated,
+			noHostNetwork, admission.Pod{HostNetwork: admission.Set(true)}, main, "deny" + violated, "deny" + violated,
 		},
 		"the default is denied": {
 			"{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}",
 			pod, main, "admit", "deny" + violated,
 		},
 		"the token is not mounted": {
-			"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit",
-			"deny" + violated,
+			"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit", "deny" + violated,
 		},
 		"the user of the image": {notRoot, pod, main, "admit", "unknown" + unknown},
 		"not root by the image": {
@@ -213,17 +209,14 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 			want      []string
 		}{
 			"a container that was started": {
-				running, "main",
-				[]string{"started_before" + violated, "started_before" + violated},
+				running, "main", []string{"started_before" + violated, "started_before" + violated},
 			},
 			"another one of the pod": {
-				running, "other",
-				[]string{"started_before" + violated, "deny FIELD_UNKNOWN RESTRICTION_VIOLATED"},
+				running, "other", []string{"started_before" + violated, "deny FIELD_UNKNOWN RESTRICTION_VIOLATED"},
 			},
 			"a new pod": {fresh, "main", []string{"unknown FIELD_UNKNOWN", "unknown FIELD_UNKNOWN"}},
 			"a static pod": {
-				tracker.Pod{UID: x.UID, Namespace: "team", Static: true},
-				"main",
+				tracker.Pod{UID: x.UID, Namespace: "team", Static: true}, "main",
 				[]string{"exempt_static_pod", "exempt_static_pod"},
 			},
 		} {

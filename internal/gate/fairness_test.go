@@ -76,8 +76,7 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 	}
 	secret := func(o credential.SealedOffer) tracker.Secret {
 		return tracker.Secret{Credential: o.ID, Ref: records.SecretRef{
-			UID: fmt.Sprint("s", o.From), Namespace: "mallory",
-			Name: fmt.Sprint("s", o.From),
+			UID: fmt.Sprint("s", o.From), Namespace: "mallory", Name: fmt.Sprint("s", o.From),
 		}}
 	}
 	var all []tracker.Secret
@@ -150,10 +149,9 @@ func TestHiddenPrechecksArePerPod(t *testing.T) {
 // A pull needs its intent on disk, for an exempt pod as well; a present image needs no disk.
 func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	const absent, present = "repo.test/sys/new:1", "repo.test/sys/old:1"
-	p := newProxy(t, tracker.Options{Rules: tracker.Rules{
-		ExemptStaticPods: true,
-		ExemptNamespaces: []string{"kube-system"},
-	}}, exact())
+	p := newProxy(t, tracker.Options{
+		Rules: tracker.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}},
+	}, exact())
 	p.runtime.SetImages(img(id1, present))
 	p.serves(absent, "", img(id2))
 	static := p.PodFrom("kube-system", "file")

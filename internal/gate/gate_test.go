@@ -39,8 +39,7 @@ func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 		"no source":      {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},
 		"no config.seen": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: source}},
 		"verbose precheck": {
-			Image:   &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()},
-			Verbose: true,
+			Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()}, Verbose: true,
 		},
 	} {
 		resp, err := p.Images.ImageStatus(t.Context(), req)
@@ -170,10 +169,9 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 }
 
 func TestSandboxesTellWhoAsks(t *testing.T) {
-	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{
-		ExemptNamespaces: []string{"system"},
-		ExemptStaticPods: true,
-	}, VerifyUntracked: true}, exact())
+	p, _ := newProxyOfAlice(t, tracker.Options{
+		Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true,
+	}, exact())
 	system := p.Pod("system")
 	p.wantPrecheck(system, app, id1, "exempt namespace's pre-check")
 	p.wantPrecheck(p.PodFrom("kube-system", "file"), app, id1, "static pod's pre-check (though its sandbox is not known)")
@@ -290,9 +288,7 @@ func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *tes
 	p.MustPull(alice, app, "good")
 	events = append(events, "answered with "+p.onDisk())
 	want := []string{
-		"before: 0 intents, 0 records",
-		"runtime asked with 1 intents, 0 records",
-		"answered with 0 intents, 1 records",
+		"before: 0 intents, 0 records", "runtime asked with 1 intents, 0 records", "answered with 0 intents, 1 records",
 	}
 	if diff := cmp.Diff(want, events); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)

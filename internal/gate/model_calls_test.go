@@ -17,8 +17,7 @@ func (w *modelWorld) held(p *modelPod) (all []held) {
 	for i, s := range w.secrets[p.namespace] {
 		if s != nil {
 			all = append(all, held{
-				ref:      secretRef{UID: s.uid, Namespace: p.namespace, Name: fmt.Sprint("pull-", i)},
-				password: s.password,
+				ref: secretRef{UID: s.uid, Namespace: p.namespace, Name: fmt.Sprint("pull-", i)}, password: s.password,
 			})
 		}
 	}
@@ -27,8 +26,7 @@ func (w *modelWorld) held(p *modelPod) (all []held) {
 
 func (w *modelWorld) question(p *modelPod, c content, repository, password string) question {
 	q := question{
-		uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository},
-		password: password,
+		uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository}, password: password,
 	}
 	if !q.static {
 		q.secrets = w.held(p)
@@ -144,8 +142,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 	p.asksFor(name)
 	may := w.judged(p, name, password)
 	req := &runtimeapi.PullImageRequest{
-		Image:         &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()},
-		SandboxConfig: p.config(),
+		Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()}, SandboxConfig: p.config(),
 	}
 	if password != "" {
 		req.Auth = &runtimeapi.AuthConfig{Username: "tenant", Password: password}
@@ -196,8 +193,7 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 	for _, m := range mounts {
 		c, _ := w.on(m)
 		req.Config.Mounts = append(req.Config.Mounts, &runtimeapi.Mount{
-			ContainerPath: "/m",
-			Image:         &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)},
+			ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)},
 		})
 	}
 	p.asksFor(name)

@@ -163,11 +163,10 @@ func (o op) checkpoint() checkpoint {
 
 // Relative frequency of each kind of operation.
 var opWeights = [opKinds]int{
-	opPrecheck: 180, opPull: 110, opCreate: 70, opStart: 60, opRun: 100, opHonest: 36, opRestorePod: 10,
-	opRemove: 12, opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20,
-	opRotate: 14, opRecreate: 4, opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6,
-	opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2, opTrust: 4, opRuntimeRestart: 5, opOutage: 14,
-	opRelease: 40, opCancel: 8, opLate: 14, opWait: 14, opSign: 24,
+	opPrecheck: 180, opPull: 110, opCreate: 70, opStart: 60, opRun: 100, opHonest: 36, opRestorePod: 10, opRemove: 12,
+	opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20, opRotate: 14, opRecreate: 4,
+	opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6, opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2,
+	opTrust: 4, opRuntimeRestart: 5, opOutage: 14, opRelease: 40, opCancel: 8, opLate: 14, opWait: 14, opSign: 24,
 }
 
 // Names and contents that are used more often make interactions between operations more likely.
@@ -196,8 +195,7 @@ func randomOps(r *rand.Rand, n int) []op {
 	ops := make([]op, 0, n)
 	for range r.IntN(4) {
 		ops = append(ops, op{
-			kind: opImportFirst, content: content(1 + r.IntN(contents)),
-			name: uint8(weighted(r, nameWeights[:9])),
+			kind: opImportFirst, content: content(1 + r.IntN(contents)), name: uint8(weighted(r, nameWeights[:9])),
 		})
 	}
 	for len(ops) < n {
@@ -223,8 +221,7 @@ func randomOps(r *rand.Rand, n int) []op {
 
 // modelPolicies are the verification policies that a world may have.
 var modelPolicies = []string{
-	"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify",
-	"NeverVerify",
+	"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify", "NeverVerify",
 }
 
 // A setting is the initial configuration of a world.

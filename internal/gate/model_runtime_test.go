@@ -135,13 +135,9 @@ type lateCall struct {
 
 func newModelRuntime(kind runtimeKind, t *truth) *modelRuntime {
 	r := &modelRuntime{
-		kind: kind, truth: t,
-		serves:      map[string]content{},
-		passwords:   map[string]bool{"a0": true, "b0": true, "op": true},
-		images:      map[content]map[string]bool{},
-		checkpoints: map[content]checkpoint{},
-		sandboxes:   map[string]*runtimeapi.PodSandbox{},
-		containers:  map[string]*modelContainer{},
+		kind: kind, truth: t, serves: map[string]content{}, passwords: map[string]bool{"a0": true, "b0": true, "op": true},
+		images: map[content]map[string]bool{}, checkpoints: map[content]checkpoint{},
+		sandboxes: map[string]*runtimeapi.PodSandbox{}, containers: map[string]*modelContainer{},
 	}
 	for i, name := range []string{aliceApp1, aliceApp2, bobApp, openApp, baseImage, sharedApp, systemImage} {
 		r.serves[name] = []content{1, 2, 3, 4, 5, 1, 6}[i]
@@ -343,8 +339,7 @@ func (r *modelRuntime) do(method string, request []byte, x *interruption) ([]byt
 		return answers(request, &runtimeapi.VersionRequest{},
 			func(*runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 				return &runtimeapi.VersionResponse{
-					Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1",
-					RuntimeApiVersion: "v1",
+					Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1", RuntimeApiVersion: "v1",
 				}, nil
 			})
 	}
@@ -401,9 +396,8 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetImage()}
 	}
 	c := &modelContainer{
-		real: []content{on}, mounts: config.GetMounts(),
-		asked: []string{config.GetImage().GetUserSpecifiedImage()}, pod: r.sandboxes[sandbox].GetMetadata().GetUid(),
-		created: time.Now(),
+		real: []content{on}, mounts: config.GetMounts(), asked: []string{config.GetImage().GetUserSpecifiedImage()},
+		pod: r.sandboxes[sandbox].GetMetadata().GetUid(), created: time.Now(),
 	}
 	if x != nil {
 		c.may, c.key = x.may, x.key

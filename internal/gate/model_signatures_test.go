@@ -85,8 +85,7 @@ func (n *modelNotary) begin() {
 // apply makes the policy that of the running gate.
 func (n *modelNotary) apply() {
 	e := policyclient.NewEndorser(n.set(), policyclient.EndorserOptions{
-		Store: n.w.store, Verifier: n, State: n.state,
-		PolicyHash: fmt.Sprint(n.key),
+		Store: n.w.store, Verifier: n, State: n.state, PolicyHash: fmt.Sprint(n.key),
 	})
 	rules := admission.Rules{
 		PolicyHash: fmt.Sprint(n.key), ExemptStaticPods: true, ExemptNamespaces: []string{systemNamespace},

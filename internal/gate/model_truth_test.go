@@ -114,9 +114,8 @@ func (r revocation) selects(password string, secrets []secretRef) bool {
 func newTruth() *truth {
 	return &truth{
 		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]int{}, named: map[pair]bool{},
-		open:   map[pair]bool{},
-		live:   map[pair]map[string]bool{},
-		proofs: map[pair][]*modelProof{}, grants: map[string]map[pair][]reason{},
+		open: map[pair]bool{}, live: map[pair]map[string]bool{}, proofs: map[pair][]*modelProof{},
+		grants: map[string]map[pair][]reason{},
 	}
 }
 

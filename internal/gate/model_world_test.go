@@ -367,8 +367,7 @@ func (s modelSource) PullPolicies(uid string, name imageref.Ref) ([]string, bool
 func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all []tracker.Secret, complete bool) {
 	for _, h := range s.w.held(s.byUID(uid)) {
 		all = append(all, tracker.Secret{
-			Ref:        h.ref,
-			Credential: s.w.key.ID(credential.New(credential.Login{Username: "tenant", Password: h.password})),
+			Ref: h.ref, Credential: s.w.key.ID(credential.New(credential.Login{Username: "tenant", Password: h.password})),
 		})
 	}
 	return all, true

@@ -38,8 +38,7 @@ func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 		}, &runtimeapi.PullImageResponse{}},
 		{runtimeapi.RuntimeService_CreateContainer_FullMethodName, func() proto.Message {
 			return &runtimeapi.CreateContainerRequest{
-				PodSandboxId: alice.Sandbox, SandboxConfig: alice.Config,
-				Config: container,
+				PodSandboxId: alice.Sandbox, SandboxConfig: alice.Config, Config: container,
 			}
 		}, &created},
 		{runtimeapi.RuntimeService_StartContainer_FullMethodName, func() proto.Message {
@@ -47,8 +46,7 @@ func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 		}, &runtimeapi.StartContainerResponse{}},
 		{runtimeapi.RuntimeService_RestorePod_FullMethodName, func() proto.Message {
 			return &runtimeapi.RestorePodRequest{
-				Config:           alice.Config,
-				ContainerConfigs: []*runtimeapi.ContainerConfig{container},
+				Config: alice.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{container},
 			}
 		}, &runtimeapi.RestorePodResponse{}},
 	} {

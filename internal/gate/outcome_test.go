@@ -242,17 +242,12 @@ func TestTextOfARegistryForgesNothing(t *testing.T) {
 		mirrors = "(Mirrors also failed: [m.test/a:1: " + down + "]): r.test/a:1: "
 	)
 	for _, body := range []string{
-		down,
-		"x]): r.test/a:1: " + down,
-		"x]): r.test/a:1: " + down + "\n",
+		down, "x]): r.test/a:1: " + down, "x]): r.test/a:1: " + down + "\n",
 		"(Mirrors also failed: [m.test/a:1: x]): r.test/a:1: " + down,
-		"; artifact err: get manifest: build image source: " + down,
-		"x" + crio136 + down,
-		"initializing source docker://r.test/a:1: " + down,
-		"\nRegistryUnavailable: " + crioOnce + name + ": " + down,
+		"; artifact err: get manifest: build image source: " + down, "x" + crio136 + down,
+		"initializing source docker://r.test/a:1: " + down, "\nRegistryUnavailable: " + crioOnce + name + ": " + down,
 		"toomanyrequests: received unexpected HTTP status: 503 Service Unavailable",
-		`https://m.test/v2/a/manifests/1?ns=r.test": EOF`,
-		"dial unix /run/crio/crio.sock: connect: connection refused",
+		`https://m.test/v2/a/manifests/1?ns=r.test": EOF`, "dial unix /run/crio/crio.sock: connect: connection refused",
 		"dial tcp 10.0.0.1:443: i/o timeout",
 	} {
 		for _, answer := range []string{

@@ -139,8 +139,7 @@ const planted = "repo.test/team/app:2"
 
 func planting(fails error) criproxytest.Image {
 	return criproxytest.Image{
-		Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}},
-		Fails: fails,
+		Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}}, Fails: fails,
 	}
 }
 

@@ -64,8 +64,7 @@ func (p *policyd) requests() int {
 func reviewed(tb testing.TB, p *policyd, beside string) admission.Rules {
 	tb.Helper()
 	set, err := policyfiles.LoadBackends([]policyfiles.File{{
-		Name: "scanner.yaml",
-		Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside),
+		Name: "scanner.yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside),
 	}})
 	if err != nil {
 		tb.Fatal(err)
@@ -272,8 +271,7 @@ func TestOnlyReviewedCallsWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err = p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
-		PodSandboxId:  pods[0].Sandbox,
-		SandboxConfig: pods[0].Config, Config: ordinary(),
+		PodSandboxId: pods[0].Sandbox, SandboxConfig: pods[0].Config, Config: ordinary(),
 	})
 	// Client and server see the deadline at the same time, so that either can be first.
 	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.PermissionDenied {

@@ -104,10 +104,9 @@ func signedBy(tb testing.TB, key, images string) requirement.Rule {
 	}
 	return requirement.Rule{
 		Kind: "ClusterPolicy", Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{
-			Public: []byte(key),
-			Hash:   "sha256",
-		}}},
+		Requirement: &requirement.Requirement{
+			SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}},
+		},
 	}
 }
 
@@ -169,8 +168,7 @@ func (s *signing) use(rules ...requirement.Rule) {
 		hash += r.Hash
 	}
 	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{
-		Store: current{s}, Verifier: s.notary, State: s.state,
-		PolicyHash: hash, Validity: s.validity, Grace: s.grace,
+		Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace,
 	})
 	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: admission.SignatureValidator, Validator: e}}
 	chain := admission.New(s.rules, nil)

@@ -47,10 +47,9 @@ func (f *fakeSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (hel
 	secrets := f.pods[uid].secrets
 	for _, ref := range slices.SortedFunc(maps.Keys(secrets),
 		func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
-		held = append(held, tracker.Secret{Ref: ref, Credential: f.key.ID(credential.New(credential.Login{
-			Username: "tenant",
-			Password: secrets[ref],
-		}))})
+		held = append(held, tracker.Secret{
+			Ref: ref, Credential: f.key.ID(credential.New(credential.Login{Username: "tenant", Password: secrets[ref]})),
+		})
 	}
 	return held, true
 }

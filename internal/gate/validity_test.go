@@ -89,15 +89,11 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		{"IfNotPresent, expired, its mirror away", exact(), []string{"IfNotPresent"}, graced, mirror, false, 1, false},
 		{"IfNotPresent, valid, its mirror away", exact(), []string{"IfNotPresent"}, young, mirror, true, 0, true},
 		{
-			"IfNotPresent, expired, denied, its mirror away, CRI-O", exact(),
-			[]string{"IfNotPresent"},
-			graced, crioDenied,
+			"IfNotPresent, expired, denied, its mirror away, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDenied,
 			false, 1, false,
 		},
 		{
-			"IfNotPresent, expired, away, its mirror denied, CRI-O", exact(),
-			[]string{"IfNotPresent"},
-			graced, crioDown, false,
+			"IfNotPresent, expired, away, its mirror denied, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDown, false,
 			1, true,
 		},
 		{"not known, old kubelet, expired, denied, its mirror away, CRI-O", before, nil, graced, crioDenied, false, 1, false},

@@ -34,8 +34,7 @@ func sandbox() *runtimeapi.PodSandboxConfig {
 		},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{
-				Network: runtimeapi.NamespaceMode_NODE,
-				Pid:     runtimeapi.NamespaceMode_CONTAINER,
+				Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER,
 			},
 			SupplementalGroups: []int64{2000, 5},
 		}},
@@ -50,8 +49,7 @@ func containerWith(mounts ...*runtimeapi.Mount) *runtimeapi.ContainerConfig {
 		Mounts:   mounts,
 		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{
-				Network: runtimeapi.NamespaceMode_NODE,
-				Pid:     runtimeapi.NamespaceMode_CONTAINER,
+				Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER,
 			},
 			RunAsUser: &runtimeapi.Int64Value{Value: 0},
 		}},
@@ -64,8 +62,7 @@ func diff(want, got any) string {
 
 func TestSandbox(t *testing.T) {
 	want := admission.Pod{
-		UID: uid, Namespace: "team-a", Name: "web",
-		Labels:            admission.Set(map[string]string{"app": "web"}),
+		UID: uid, Namespace: "team-a", Name: "web", Labels: admission.Set(map[string]string{"app": "web"}),
 		Annotations:       admission.Set(map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c"}),
 		ReviewAnnotations: admission.Set(map[string]string{"a.image-policy.k8s.io/b": "c"}),
 		HostNetwork:       admission.Set(true), HostPID: admission.Set(false), HostIPC: admission.Set(false),
@@ -84,11 +81,9 @@ func TestSandbox(t *testing.T) {
 func TestContainerWithDefaults(t *testing.T) {
 	p, c := criview.Container(sandbox(), containerWith(), root)
 	want := admission.Container{
-		Name: "web", Image: admission.Set("registry.test/web:1"),
-		Privileged: admission.Effective(false), ReadOnlyRootFilesystem: admission.Effective(false),
-		AllowPrivilegeEscalation: admission.Effective(true),
-		RunAsUser:                admission.Set[int64](0), RunAsNonRoot: admission.Effective(false),
-		RunAsGroup:      admission.Absent[int64](),
+		Name: "web", Image: admission.Set("registry.test/web:1"), Privileged: admission.Effective(false),
+		ReadOnlyRootFilesystem: admission.Effective(false), AllowPrivilegeEscalation: admission.Effective(true),
+		RunAsUser: admission.Set[int64](0), RunAsNonRoot: admission.Effective(false), RunAsGroup: admission.Absent[int64](),
 		CapabilitiesAdd: admission.Absent[[]string](), CapabilitiesDrop: admission.Absent[[]string](),
 		SELinux: admission.Absent[admission.SELinux](), Mounts: admission.Set([]admission.Mount{}),
 	}
@@ -114,13 +109,11 @@ func TestContainerWithEverything(t *testing.T) {
 	sc.RunAsUser, sc.RunAsGroup = &runtimeapi.Int64Value{Value: 1000}, &runtimeapi.Int64Value{Value: 7}
 	sc.SelinuxOptions = &runtimeapi.SELinuxOption{Type: "spc_t"}
 	sc.Capabilities = &runtimeapi.Capability{
-		AddCapabilities: []string{"CHOWN"}, AddAmbientCapabilities: []string{"KILL"},
-		DropCapabilities: []string{"ALL"},
+		AddCapabilities: []string{"CHOWN"}, AddAmbientCapabilities: []string{"KILL"}, DropCapabilities: []string{"ALL"},
 	}
 	sc.SupplementalGroups = []int64{9}
 	sc.NamespaceOptions = &runtimeapi.NamespaceOption{
-		Pid: runtimeapi.NamespaceMode_POD,
-		Ipc: runtimeapi.NamespaceMode_NODE,
+		Pid: runtimeapi.NamespaceMode_POD, Ipc: runtimeapi.NamespaceMode_NODE,
 	}
 	p, c := criview.Container(sandbox(), config, root)
 	want := admission.Container{
@@ -133,8 +126,7 @@ func TestContainerWithEverything(t *testing.T) {
 		SELinux: admission.Set(admission.SELinux{Type: "spc_t"}),
 		Mounts: admission.Set([]admission.Mount{{
 			Volume: admission.Volume{
-				Type: admission.Set("projected"), HostPath: admission.Absent[string](),
-				HostPathType: admission.Absent[string](),
+				Type: admission.Set("projected"), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string](),
 			},
 			Path: "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: admission.Set(true),
 			Propagation: admission.Effective("None"), Image: admission.Absent[string](),
@@ -188,8 +180,7 @@ func TestVolumes(t *testing.T) {
 	}
 	volume := func(name string) admission.Volume {
 		return admission.Volume{
-			Type: admission.Set(name), HostPath: admission.Absent[string](),
-			HostPathType: admission.Absent[string](),
+			Type: admission.Set(name), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string](),
 		}
 	}
 	volumes := map[string]admission.Volume{
@@ -268,13 +259,11 @@ func TestFilesOfTheKubeletAreNotVolumes(t *testing.T) {
 
 func TestImageVolumesAndBlockDevices(t *testing.T) {
 	config := containerWith(&runtimeapi.Mount{
-		ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"},
-		Readonly: true,
+		ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"}, Readonly: true,
 	},
 		&runtimeapi.Mount{ContainerPath: "/both", Image: &runtimeapi.ImageSpec{}, HostPath: "/etc"},
 		&runtimeapi.Mount{ContainerPath: "/named", Image: &runtimeapi.ImageSpec{
-			Image:              "sha256:1",
-			UserSpecifiedImage: "data:1",
+			Image: "sha256:1", UserSpecifiedImage: "data:1",
 		}, ImageSubPath: "sub"},
 		&runtimeapi.Mount{
 			ContainerPath: "/etc/hosts", Image: &runtimeapi.ImageSpec{Image: "data:2"},

@@ -27,16 +27,14 @@ func TestProtocolHasNoUnknownField(t *testing.T) {
 	for want, all := range map[string][]reflect.Type{
 		"image serviceAccountAnnotations serviceAccountToken": {reflect.TypeFor[v1.CredentialProviderRequest]()},
 		"image": {
-			reflect.TypeFor[v1beta1.CredentialProviderRequest](),
-			reflect.TypeFor[v1alpha1.CredentialProviderRequest](),
+			reflect.TypeFor[v1beta1.CredentialProviderRequest](), reflect.TypeFor[v1alpha1.CredentialProviderRequest](),
 		},
 		"auth cacheDuration cacheKeyType": {
 			reflect.TypeFor[v1.CredentialProviderResponse](),
 			reflect.TypeFor[v1beta1.CredentialProviderResponse](), reflect.TypeFor[v1alpha1.CredentialProviderResponse](),
 		},
 		"password username": {
-			reflect.TypeFor[v1.AuthConfig](), reflect.TypeFor[v1beta1.AuthConfig](),
-			reflect.TypeFor[v1alpha1.AuthConfig](),
+			reflect.TypeFor[v1.AuthConfig](), reflect.TypeFor[v1beta1.AuthConfig](), reflect.TypeFor[v1alpha1.AuthConfig](),
 		},
 	} {
 		for _, typ := range all {

@@ -413,13 +413,11 @@ func kubeconfig(tb testing.TB, server string, user map[string]any) string {
 func pod(name, uid, image string, secrets ...string) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "team-a", Name: name, UID: types.UID(uid),
-			Annotations: map[string]string{"app": name},
+			Namespace: "team-a", Name: name, UID: types.UID(uid), Annotations: map[string]string{"app": name},
 		},
-		Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{
-			Name: "main", Image: image,
-			ImagePullPolicy: "IfNotPresent",
-		}}},
+		Spec: corev1.PodSpec{
+			NodeName: "node-1", Containers: []corev1.Container{{Name: "main", Image: image, ImagePullPolicy: "IfNotPresent"}},
+		},
 	}
 	for _, s := range secrets {
 		p.Spec.ImagePullSecrets = append(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: s})

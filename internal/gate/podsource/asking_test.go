@@ -57,9 +57,7 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 			"another image":            {asks(), "repo.test/team/app:v2", []string{}},
 			"a hash is a tenant's own": {asks("kubernetes.io/config.hash", "h"), app, []string{}},
 			"none": {
-				map[string]string{podindex.SeenAnnotation: "x", podindex.SourceAnnotation: "api"},
-				app,
-				[]string{"u6"},
+				map[string]string{podindex.SeenAnnotation: "x", podindex.SourceAnnotation: "api"}, app, []string{"u6"},
 			},
 			"moved between key, value": {map[string]string{"k": "vconfig.kubernetes.io/x"}, app, []string{}},
 		} {

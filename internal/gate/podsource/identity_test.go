@@ -30,8 +30,7 @@ func certificate(tb testing.TB, user string, serial int) testkit.Pair {
 		tb.Fatal(err)
 	}
 	pair, err := by.Issue(pkix.Name{
-		CommonName: user, Organization: []string{"system:nodes"},
-		SerialNumber: fmt.Sprint(serial),
+		CommonName: user, Organization: []string{"system:nodes"}, SerialNumber: fmt.Sprint(serial),
 	}, time.Time{})
 	if err != nil {
 		tb.Fatal(err)

@@ -41,8 +41,7 @@ func (w *world) wantCredentials(uid, image string, whole bool, want ...tracker.S
 
 func (w *world) cred(secret, uid, registry string) tracker.Secret {
 	return tracker.Secret{
-		Credential: w.id(registry, uid),
-		Ref:        records.SecretRef{UID: uid, Namespace: "team-a", Name: secret},
+		Credential: w.id(registry, uid), Ref: records.SecretRef{UID: uid, Namespace: "team-a", Name: secret},
 	}
 }
 
@@ -50,8 +49,7 @@ func TestPullPoliciesOfEachUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := pod("web", "u1", app)
 		p.Spec.InitContainers = []corev1.Container{{
-			Name: "prepare", Image: "repo.test/team/app:v1",
-			ImagePullPolicy: "Always",
+			Name: "prepare", Image: "repo.test/team/app:v1", ImagePullPolicy: "Always",
 		}, {Name: "other", Image: "busybox", ImagePullPolicy: "Never"}}
 		debug := corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox:latest", ImagePullPolicy: "IfNotPresent"}
 		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: debug}}

@@ -25,8 +25,7 @@ func somePod() *corev1.Pod {
 		},
 		Spec: corev1.PodSpec{
 			InitContainers: []corev1.Container{{Name: "init", Image: "repo.test/init"}},
-			Containers:     []corev1.Container{{Name: "web", Image: "repo.test/web"}},
-			RestartPolicy:  corev1.RestartPolicyAlways,
+			Containers:     []corev1.Container{{Name: "web", Image: "repo.test/web"}}, RestartPolicy: corev1.RestartPolicyAlways,
 		},
 	}
 }
@@ -109,8 +108,7 @@ func TestViewsAreSmall(t *testing.T) {
 			for v := range 4 {
 				name := fmt.Sprintf("volume-%d-%d", i, v)
 				p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{
-					Name:         name,
-					VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data/" + name}},
+					Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data/" + name}},
 				})
 				p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts,
 					corev1.VolumeMount{Name: name, MountPath: "/mnt/" + name})
