@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -32,22 +33,22 @@ func (r *modelRuntime) message(c content) *runtimeapi.Image {
 	return m
 }
 
-func (r *modelRuntime) imageStatus(q *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+func (r *modelRuntime) imageStatus(q *runtimeapi.ImageStatusRequest) *runtimeapi.ImageStatusResponse {
 	c, ok := r.resolve(q.GetImage().GetImage())
 	if !ok {
-		return &runtimeapi.ImageStatusResponse{}, nil
+		return &runtimeapi.ImageStatusResponse{}
 	}
-	return &runtimeapi.ImageStatusResponse{Image: r.message(c)}, nil
+	return &runtimeapi.ImageStatusResponse{Image: r.message(c)}
 }
 
-func (r *modelRuntime) listImages(*runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
+func (r *modelRuntime) listImages() *runtimeapi.ListImagesResponse {
 	resp := &runtimeapi.ListImagesResponse{}
 	for c := content(1); c <= allContents; c++ {
 		if _, ok := r.images[c]; ok {
 			resp.Images = append(resp.Images, r.message(c))
 		}
 	}
-	return resp, nil
+	return resp
 }
 
 // name gives an image a name, and removes the name from every other image. An image that loses its last name stays.
@@ -126,9 +127,7 @@ func (r *modelRuntime) fetch(name, password string) (content, error) {
 	return c, nil
 }
 
-func (r *modelRuntime) pullImage(q *runtimeapi.PullImageRequest, x *interruption) (*runtimeapi.PullImageResponse,
-	error,
-) {
+func (r *modelRuntime) pullImage(q *runtimeapi.PullImageRequest, x *interruption) (proto.Message, error) {
 	name := q.GetImage().GetImage()
 	c, err := r.fetch(name, q.GetAuth().GetPassword())
 	if err != nil {

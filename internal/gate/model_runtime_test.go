@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -261,96 +263,68 @@ func (r *modelRuntime) finishLate(i int) {
 	_, _ = r.do(l.method, l.request, l.by)
 }
 
-// answers decodes a request, gets the answer and encodes it.
-func answers[Q, A proto.Message](request []byte, q Q, f func(Q) (A, error)) ([]byte, error) {
+// do decodes a request, carries it out and encodes the answer.
+func (r *modelRuntime) do(method string, request []byte, x *interruption) ([]byte, error) {
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("runtime.v1." + method + "Request"))
+	if err != nil {
+		return nil, status.Error(codes.Unimplemented, method)
+	}
+	q := kind.New().Interface()
 	if err := proto.Unmarshal(request, q); err != nil {
 		return nil, err
 	}
-	a, err := f(q)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a, err := r.answer(q, x)
 	if err != nil {
 		return nil, err
 	}
 	return proto.Marshal(a)
 }
 
-func (r *modelRuntime) do(method string, request []byte, x *interruption) ([]byte, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch method {
-	case "ImageStatus":
-		return answers(request, &runtimeapi.ImageStatusRequest{}, r.imageStatus)
-	case "ListImages":
-		return answers(request, &runtimeapi.ListImagesRequest{}, r.listImages)
-	case "PullImage":
-		return answers(request, &runtimeapi.PullImageRequest{},
-			func(q *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
-				return r.pullImage(q, x)
-			})
-	case "RemoveImage":
-		return answers(request, &runtimeapi.RemoveImageRequest{}, r.removeImage)
-	case "CreateContainer":
-		return answers(request, &runtimeapi.CreateContainerRequest{},
-			func(q *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
-				id, err := r.create(q.GetPodSandboxId(), q.GetConfig(), x)
-				return &runtimeapi.CreateContainerResponse{ContainerId: id}, err
-			})
-	case "RestorePod":
-		return answers(request, &runtimeapi.RestorePodRequest{},
-			func(q *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
-				return r.restorePod(q, x)
-			})
-	case "StartContainer":
-		return answers(request, &runtimeapi.StartContainerRequest{}, r.startContainer)
-	case "RemoveContainer":
-		return answers(request, &runtimeapi.RemoveContainerRequest{},
-			func(q *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
-				r.forget(func(c *modelContainer) bool { return c.GetId() == q.GetContainerId() })
-				return &runtimeapi.RemoveContainerResponse{}, nil
-			})
-	case "StopContainer":
-		return answers(request, &runtimeapi.StopContainerRequest{},
-			func(*runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
-				return &runtimeapi.StopContainerResponse{}, nil
-			})
-	case "ListContainers":
-		return answers(request, &runtimeapi.ListContainersRequest{}, r.listContainers)
-	case "ContainerStatus":
-		return answers(request, &runtimeapi.ContainerStatusRequest{}, r.containerStatus)
-	case "RunPodSandbox":
-		return answers(request, &runtimeapi.RunPodSandboxRequest{},
-			func(q *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
-				return &runtimeapi.RunPodSandboxResponse{PodSandboxId: r.sandbox(q.GetConfig())}, nil
-			})
-	case "StopPodSandbox":
-		return answers(request, &runtimeapi.StopPodSandboxRequest{},
-			func(*runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
-				return &runtimeapi.StopPodSandboxResponse{}, nil
-			})
-	case "RemovePodSandbox":
-		return answers(request, &runtimeapi.RemovePodSandboxRequest{},
-			func(q *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
-				delete(r.sandboxes, q.GetPodSandboxId())
-				r.forget(func(c *modelContainer) bool { return c.GetPodSandboxId() == q.GetPodSandboxId() })
-				return &runtimeapi.RemovePodSandboxResponse{}, nil
-			})
-	case "ListPodSandbox":
-		return answers(request, &runtimeapi.ListPodSandboxRequest{}, r.listPodSandbox)
-	case "Version":
-		return answers(request, &runtimeapi.VersionRequest{},
-			func(*runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-				return &runtimeapi.VersionResponse{
-					Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1", RuntimeApiVersion: "v1",
-				}, nil
-			})
+func (r *modelRuntime) answer(request proto.Message, x *interruption) (proto.Message, error) {
+	switch q := request.(type) {
+	case *runtimeapi.ImageStatusRequest:
+		return r.imageStatus(q), nil
+	case *runtimeapi.ListImagesRequest:
+		return r.listImages(), nil
+	case *runtimeapi.PullImageRequest:
+		return r.pullImage(q, x)
+	case *runtimeapi.RemoveImageRequest:
+		if c, ok := r.resolve(q.GetImage().GetImage()); ok {
+			r.remove(c)
+		}
+		return &runtimeapi.RemoveImageResponse{}, nil
+	case *runtimeapi.CreateContainerRequest:
+		id, err := r.create(q.GetPodSandboxId(), q.GetConfig(), x)
+		return &runtimeapi.CreateContainerResponse{ContainerId: id}, err
+	case *runtimeapi.RestorePodRequest:
+		return r.restorePod(q, x)
+	case *runtimeapi.StartContainerRequest:
+		return r.startContainer(q)
+	case *runtimeapi.RemoveContainerRequest:
+		r.forget(func(c *modelContainer) bool { return c.GetId() == q.GetContainerId() })
+		return &runtimeapi.RemoveContainerResponse{}, nil
+	case *runtimeapi.StopContainerRequest:
+		return &runtimeapi.StopContainerResponse{}, nil
+	case *runtimeapi.ListContainersRequest:
+		return r.listContainers(q), nil
+	case *runtimeapi.ContainerStatusRequest:
+		return r.containerStatus(q)
+	case *runtimeapi.RunPodSandboxRequest:
+		return &runtimeapi.RunPodSandboxResponse{PodSandboxId: r.sandbox(q.GetConfig())}, nil
+	case *runtimeapi.StopPodSandboxRequest:
+		return &runtimeapi.StopPodSandboxResponse{}, nil
+	case *runtimeapi.RemovePodSandboxRequest:
+		delete(r.sandboxes, q.GetPodSandboxId())
+		r.forget(func(c *modelContainer) bool { return c.GetPodSandboxId() == q.GetPodSandboxId() })
+		return &runtimeapi.RemovePodSandboxResponse{}, nil
+	case *runtimeapi.ListPodSandboxRequest:
+		return r.listPodSandbox(), nil
+	case *runtimeapi.VersionRequest:
+		return &runtimeapi.VersionResponse{RuntimeName: "model", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
 	}
-	return nil, status.Error(codes.Unimplemented, method)
-}
-
-func (r *modelRuntime) removeImage(q *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
-	if c, ok := r.resolve(q.GetImage().GetImage()); ok {
-		r.remove(c)
-	}
-	return &runtimeapi.RemoveImageResponse{}, nil
+	return nil, status.Errorf(codes.Unimplemented, "%T", request)
 }
 
 func (r *modelRuntime) id(kind string) string {
@@ -461,7 +435,7 @@ func (r *modelRuntime) forget(which func(*modelContainer) bool) {
 	})
 }
 
-func (r *modelRuntime) listContainers(q *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+func (r *modelRuntime) listContainers(q *runtimeapi.ListContainersRequest) *runtimeapi.ListContainersResponse {
 	resp := &runtimeapi.ListContainersResponse{}
 	for _, id := range r.order {
 		if f := q.GetFilter(); strings.HasPrefix(id, f.GetId()) &&
@@ -469,12 +443,10 @@ func (r *modelRuntime) listContainers(q *runtimeapi.ListContainersRequest) (*run
 			resp.Containers = append(resp.Containers, r.containers[id].Container)
 		}
 	}
-	return resp, nil
+	return resp
 }
 
-func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse,
-	error,
-) {
+func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (proto.Message, error) {
 	c := r.containers[q.GetContainerId()]
 	if c == nil {
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", q.GetContainerId())
@@ -489,10 +461,10 @@ func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (*r
 	return &runtimeapi.ContainerStatusResponse{Status: s}, nil
 }
 
-func (r *modelRuntime) listPodSandbox(*runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+func (r *modelRuntime) listPodSandbox() *runtimeapi.ListPodSandboxResponse {
 	resp := &runtimeapi.ListPodSandboxResponse{}
 	for _, id := range slices.Sorted(maps.Keys(r.sandboxes)) {
 		resp.Items = append(resp.Items, r.sandboxes[id])
 	}
-	return resp, nil
+	return resp
 }
