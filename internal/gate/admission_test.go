@@ -104,6 +104,15 @@ func (p *proxy) run(x *criproxytest.Pod, config *runtimeapi.ContainerConfig) {
 	p.must(p.Start(p.t.Context(), id))
 }
 
+// denies is wantDenied for the results of a call.
+func denies(tb testing.TB, what string, reason admission.Reason, texts ...string) func(any, error) {
+	tb.Helper()
+	return func(_ any, err error) {
+		tb.Helper()
+		wantDenied(tb, what, err, reason, texts...)
+	}
+}
+
 // wantDenied reports an error that is not a denial by a policy with a reason and these texts.
 func wantDenied(tb testing.TB, what string, err error, reason admission.Reason, texts ...string) {
 	tb.Helper()
@@ -262,8 +271,7 @@ func TestAttacksOnPolicies(t *testing.T) {
 
 	config := privileged()
 	config.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
-	_, err = p.create(x, config)
-	wantDenied(t, "privileged beside dropped capabilities", err, admission.RestrictionViolated, "privileged")
+	denies(t, "privileged beside dropped capabilities", admission.RestrictionViolated, "privileged")(p.create(x, config))
 
 	// A configuration of another sandbox: its labels and volumes are not those of the pod.
 	swapped := *x
@@ -280,8 +288,7 @@ func TestAttacksOnPolicies(t *testing.T) {
 		wantDenied(t, name, p.Sandbox(t.Context(), x), admission.RestrictionViolated, "hostNetwork")
 		x.Config.Linux = nil
 		p.must(p.Sandbox(t.Context(), x))
-		_, err := p.create(x, privileged())
-		wantDenied(t, name, err, admission.RestrictionViolated, "privileged")
+		denies(t, name, admission.RestrictionViolated, "privileged")(p.create(x, privileged()))
 		if n := len(err.Error()); n > 2000 {
 			t.Errorf("%s: a denial of %d bytes", name, n)
 		}
@@ -297,9 +304,7 @@ func TestPolicyChangesBetweenSandboxAndContainer(t *testing.T) {
 	wantDenied(t, "a policy that is stricter since the sandbox was created", err, admission.RestrictionViolated,
 		"policy-1")
 	a.Chain.Set(rulesOf(t))
-	if _, err := p.create(before, privileged()); err != nil {
-		t.Errorf("a policy that is gone since the sandbox was created: %v; want the container", err)
-	}
+	p.ends(codes.OK, "a policy that is gone since the sandbox was created")(p.create(before, privileged()))
 	// Policies that are used from now on judge the host network of a running sandbox with its first new container.
 	p.gate.SetAdmission(nil)
 	x := hostNetwork(p.PodFrom("team", "api"))
@@ -315,8 +320,7 @@ func TestPolicyJudgesWhatIsForwarded(t *testing.T) {
 	req := &runtimeapi.RunPodSandboxRequest{Config: p.PodFrom("team", "api").Config}
 	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 900, protowire.VarintType), 7)
 	req.ProtoReflect().SetUnknown(unknown)
-	_, err := p.Runtime.RunPodSandbox(t.Context(), req)
-	p.must(err)
+	p.done(p.Runtime.RunPodSandbox(t.Context(), req))
 	if got := p.runtime.Requests("RunPodSandbox"); len(got) != 1 || !bytes.HasSuffix(got[0], unknown) {
 		t.Errorf("forwarded %x; want the field %x that this CRI does not have", got, unknown)
 	}
@@ -339,9 +343,7 @@ func TestRestartsAreAdmitted(t *testing.T) {
 	strict := rulesOf(t, noHostNetwork, notPrivileged)
 	check := func(when string) {
 		t.Helper()
-		if err := p.Sandbox(t.Context(), hostNetwork(x)); err != nil {
-			t.Errorf("%s: a new sandbox of a pod that has run: %v; want it admitted", when, err)
-		}
+		p.wantCode(p.Sandbox(t.Context(), hostNetwork(x)), codes.OK, "%s: a new sandbox of a pod that has run", when)
 		x.Config.Linux = nil
 		id, err := p.create(x, privileged())
 		if err == nil {
@@ -350,13 +352,10 @@ func TestRestartsAreAdmitted(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: a restart: %v; want it admitted", when, err)
 		}
-		_, err = p.create(x, otherName)
-		wantDenied(t, when+": another container of the pod", err, admission.RestrictionViolated)
-		_, err = p.create(x, otherImage)
-		wantDenied(t, when+": the container with another image", err, admission.RestrictionViolated)
+		denies(t, when+": another container of the pod", admission.RestrictionViolated)(p.create(x, otherName))
+		denies(t, when+": the container with another image", admission.RestrictionViolated)(p.create(x, otherImage))
 		fresh := p.Pod("new-" + strings.ReplaceAll(when, " ", "-"))
-		_, err = p.create(fresh, privileged())
-		wantDenied(t, when+": a new pod", err, admission.RestrictionViolated)
+		denies(t, when+": a new pod", admission.RestrictionViolated)(p.create(fresh, privileged()))
 	}
 	a.Chain.Set(strict)
 	check("after a reload")
@@ -370,17 +369,14 @@ func TestRestartsAreAdmitted(t *testing.T) {
 	check("after policies were off")
 
 	// A pod that ended is forgotten. Its UID does not come back; if it does, it is a new pod.
-	_, err := p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: ended.Sandbox})
-	p.must(err)
+	p.done(p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: ended.Sandbox}))
 	p.must(p.Sandbox(t.Context(), ended))
-	_, err = p.create(ended, privileged())
-	wantDenied(t, "a pod that ended", err, admission.RestrictionViolated)
+	denies(t, "a pod that ended", admission.RestrictionViolated)(p.create(ended, privileged()))
 
 	strict.RecheckRestarts = true
 	p.config.Admission = chainOf(strict)
 	p.restart()
-	_, err = p.create(x, privileged())
-	wantDenied(t, "with recheckRestarts", err, admission.RestrictionViolated)
+	denies(t, "with recheckRestarts", admission.RestrictionViolated)(p.create(x, privileged()))
 	wantDenied(t, "with recheckRestarts", p.Sandbox(t.Context(), hostNetwork(x)), admission.RestrictionViolated)
 }
 
@@ -393,11 +389,9 @@ func TestOnlyStartedContainersCount(t *testing.T) {
 	}
 	p.config.Admission = policies(t, notPrivileged)
 	p.gate.SetAdmission(p.config.Admission)
-	_, err := p.create(x, privileged())
-	wantDenied(t, "a container that was only created", err, admission.RestrictionViolated)
+	denies(t, "a container that was only created", admission.RestrictionViolated)(p.create(x, privileged()))
 	p.restart()
-	_, err = p.create(x, privileged())
-	wantDenied(t, "after a restart", err, admission.RestrictionViolated)
+	denies(t, "after a restart", admission.RestrictionViolated)(p.create(x, privileged()))
 }
 
 // A spy is a validator that denies, and stores the subjects about which it was asked.
@@ -586,8 +580,7 @@ func TestDifferencesOfViews(t *testing.T) {
 	for _, x := range []*criproxytest.Pod{x, other} {
 		p.must(p.Sandbox(t.Context(), x))
 		for range 2 {
-			_, err := p.create(x, config)
-			p.must(err)
+			p.done(p.create(x, config))
 		}
 	}
 	counted := p.counts.get()
@@ -635,15 +628,13 @@ func TestPoliciesJudgeTheImageThatRuns(t *testing.T) {
 				}
 				p.runtime.SetImages(checkpoint...)
 				a.Chain.Set(rulesOf(t, tc.policy))
-				_, err := p.create(x, privileged())
-				p.wantCode(err, tc.want, "restored container")
+				p.ends(tc.want, "restored container")(p.create(x, privileged()))
 				if left := len(p.runtime.Containers()); (tc.want == codes.OK) != (left == 2) {
 					t.Errorf("%d containers; want the denied one removed", left)
 				}
 				p.runtime.SetImages(checkpoint...) // the runtime has moved the name
 				sandbox := p.PodFrom("team", "api")
-				_, err = p.restorePod(sandbox, privileged())
-				p.wantCode(err, tc.want, "restored pod")
+				p.ends(tc.want, "restored pod")(p.restorePod(sandbox, privileged()))
 			})
 		}
 	}

@@ -51,9 +51,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 			t.Errorf("%s: the runtime was asked", tc.what)
 		}
 		if err == nil {
-			if err := p.Start(t.Context(), id); err != nil {
-				t.Errorf("%s: start: %v", tc.what, err)
-			}
+			p.wantCode(p.Start(t.Context(), id), codes.OK, "%s: start", tc.what)
 		}
 	}
 	_, err := p.Create(t.Context(), bob, id1, app)
@@ -175,9 +173,7 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	p.MustPull(alice, app, "good")
 	id, err := p.Create(t.Context(), alice, id1, app)
 	p.must(err)
-	if err := p.Start(t.Context(), id); err != nil {
-		t.Errorf("start = %v; want nil", err)
-	}
+	p.wantCode(p.Start(t.Context(), id), codes.OK, "start")
 	p.restart()
 	p.wantPrecheck(alice, app, id1, "alice's pre-check after a restart (her container runs on it)")
 }
@@ -199,9 +195,7 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 	if err != nil {
 		t.Fatalf("alice restores on her image: %v; want nil", err)
 	}
-	if err := p.Start(t.Context(), resp.GetRestoredContainers()[0].GetContainerId()); err != nil {
-		t.Errorf("start = %v; want nil", err)
-	}
+	p.wantCode(p.Start(t.Context(), resp.GetRestoredContainers()[0].GetContainerId()), codes.OK, "start")
 }
 
 // An ID that the runtime would expand does not start a container that was not read back.
@@ -231,8 +225,7 @@ func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 			p.serves(app, "good", img(id1, app))
 			alice := p.Pod("alice")
 			if name == "a proof" {
-				_, err := p.Pull(t.Context(), alice, app, "good")
-				p.must(err)
+				p.done(p.Pull(t.Context(), alice, app, "good"))
 			} else {
 				p.runtime.SetImages(img(id1, app))
 				p.must(p.gate.Sync(t.Context()))

@@ -233,8 +233,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	}
 	config := privileged()
 	config.Metadata = &runtimeapi.ContainerMetadata{Name: "other"}
-	_, err := p.create(x, config)
-	wantDenied(t, "a container that was asked about", err, admission.RestrictionViolated)
+	denies(t, "a container that was asked about", admission.RestrictionViolated)(p.create(x, config))
 	p.gate.SetAdmission(nil)
 	if all := p.gate.ExplainPolicies(t.Context(), running, []string{"main"}, admission.Image{}, anyImage,
 		false); all != nil {

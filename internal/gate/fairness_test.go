@@ -159,9 +159,7 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	p.failWrites()
 	for _, x := range []*criproxytest.Pod{static, p.Pod("kube-system")} {
 		p.wantPrecheck(x, present, id1, "%s: pre-check of an image that is there", x.UID)
-		if err := p.createAndStart(x, id1, present); err != nil {
-			t.Errorf("%s: container = %v; want it started", x.UID, err)
-		}
+		p.wantCode(p.createAndStart(x, id1, present), codes.OK, "%s: container", x.UID)
 		_, err := p.Pull(t.Context(), x, absent, "")
 		message := status.Convert(err).Message()
 		if !strings.HasPrefix(message, "RegistryUnavailable: ") || !strings.Contains(message, "cannot write its store") ||

@@ -187,21 +187,18 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	alice := p.Pod("alice")
 	p.MustPull(alice, app, "good")
 	p.wantPrecheck(alice, app, id1, "alice's pre-check")
-	_, err := p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.Sandbox})
-	p.must(err)
+	p.done(p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: alice.Sandbox}))
 	p.wantPrecheck(alice, app, "", "pre-check of a pod that has ended")
 	// The same if the sandbox was removed without the gate and only a list shows it.
 	dora := p.Pod("dora")
 	p.MustPull(dora, app, "good")
-	_, err = criproxytest.Call[*runtimeapi.RemovePodSandboxResponse](p.runtime,
-		&runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox})
-	p.must(err)
-	_, err = p.Runtime.ListPodSandbox(t.Context(),
+	p.done(criproxytest.Call[*runtimeapi.RemovePodSandboxResponse](p.runtime,
+		&runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox}))
+	_, err := p.Runtime.ListPodSandbox(t.Context(),
 		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}})
 	p.must(err)
 	p.wantPrecheck(dora, app, id1, "pre-check after a filtered list (such a list ends no pod)")
-	_, err = p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
-	p.must(err)
+	p.done(p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{}))
 	p.wantPrecheck(dora, app, "", "pre-check after a full list")
 }
 
@@ -302,16 +299,14 @@ func TestNoGrantIsRestoredForAnImageThatIsGone(t *testing.T) {
 	p.runtime.SetImages(other)
 	p.serves(app, "good", img(id1, app))
 	a := p.Pod("team-a")
-	_, err := p.Pull(t.Context(), a, app, "good")
-	p.must(err)
+	p.done(p.Pull(t.Context(), a, app, "good"))
 	c, err := p.Create(t.Context(), a, id1, app)
 	p.must(err)
 	p.must(p.Start(t.Context(), c))
 	p.runtime.SetImages(other)
 	p.restart()
 	p.must(p.gate.Sync(t.Context()))
-	_, err = p.Pull(t.Context(), p.Pod("team-b"), app, "good")
-	p.must(err)
+	p.done(p.Pull(t.Context(), p.Pod("team-b"), app, "good"))
 	if id := p.Precheck(a, app); id != "" {
 		t.Errorf("pre-check of the pod whose image was gone at the restart = %q; want the empty answer", id)
 	}

@@ -141,6 +141,12 @@ func (p *proxy) must(err error) {
 	}
 }
 
+// done is must for the results of a call.
+func (p *proxy) done(_ any, err error) {
+	p.t.Helper()
+	p.must(err)
+}
+
 func (p *proxy) start() {
 	p.t.Helper()
 	var err error
@@ -280,8 +286,7 @@ func (p *proxy) wantPrecheck(x *criproxytest.Pod, name, want, what string, args 
 // wantCreate reports a creation of a container that ends with another code.
 func (p *proxy) wantCreate(x *criproxytest.Pod, id, name string, want codes.Code, what string, args ...any) {
 	p.t.Helper()
-	_, err := p.Create(p.t.Context(), x, id, name)
-	p.wantCode(err, want, what, args...)
+	p.ends(want, what, args...)(p.Create(p.t.Context(), x, id, name))
 }
 
 // wantPull reports a pull that is not answered with the image ID.
@@ -334,6 +339,15 @@ func (p *proxy) wantCode(err error, want codes.Code, what string, args ...any) {
 	p.t.Helper()
 	if status.Code(err) != want {
 		p.t.Errorf("%s = %v; want %v", fmt.Sprintf(what, args...), err, want)
+	}
+}
+
+// ends is wantCode for the results of a call.
+func (p *proxy) ends(want codes.Code, what string, args ...any) func(any, error) {
+	p.t.Helper()
+	return func(_ any, err error) {
+		p.t.Helper()
+		p.wantCode(err, want, what, args...)
 	}
 }
 

@@ -46,9 +46,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 			p.wantCreate(bob, id1, app, codes.PermissionDenied, "bob's container")
 			p.wantPrecheck(alice, app, id1, "alice's pre-check")
 			for _, image := range []string{ref, id1} { // a kubelet copies image_ref into CreateContainer
-				if err := p.createAndStart(alice, image, app); err != nil {
-					t.Errorf("alice's container on %s = %v; want it started", image, err)
-				}
+				p.wantCode(p.createAndStart(alice, image, app), codes.OK, "alice's container on %s", image)
 			}
 			want := records.Stats{Records: 1}
 			got, err := p.store.Stats()

@@ -92,8 +92,7 @@ func TestRestoredContainerIsRefusedAtItsStartAndByRestorePod(t *testing.T) {
 	wantDenied(t, "start of a container that was not read back", p.Start(t.Context(), made),
 		"RESTORE_NOT_ALLOWED", "allowRestores")
 	p.wantNoContainers("the restored one removed")
-	_, err := p.restorePod(mallory, container(id2, checkpointImage))
-	wantDenied(t, "RestorePod", err, "RESTORE_NOT_ALLOWED", "allowRestores")
+	denies(t, "RestorePod", "RESTORE_NOT_ALLOWED", "allowRestores")(p.restorePod(mallory, container(id2, checkpointImage)))
 	if got := p.runtime.Calls("RestorePod"); got != 0 {
 		t.Errorf("the runtime got RestorePod %d times; want it refused before", got)
 	}
@@ -121,9 +120,7 @@ func TestRestoredContainerIsAllowedByExemptionShadowModeAndAllowRestores(t *test
 			if err != nil {
 				t.Fatalf("container = %v; want it created", err)
 			}
-			if err := p.Start(t.Context(), id); err != nil {
-				t.Errorf("start = %v; want nil", err)
-			}
+			p.wantCode(p.Start(t.Context(), id), codes.OK, "start")
 		})
 	}
 }
@@ -239,8 +236,7 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 	}{
 		"first container of the image": {before: func(*proxy, *criproxytest.Pod) {}},
 		"after another container": {passes: true, before: func(p *proxy, alice *criproxytest.Pod) {
-			_, err := p.Create(t.Context(), alice, id1, app)
-			p.must(err)
+			p.done(p.Create(t.Context(), alice, id1, app))
 		}},
 		"after a restart, a container is running": {passes: true, before: func(p *proxy, alice *criproxytest.Pod) {
 			id, err := p.Create(t.Context(), alice, id1, app)
@@ -249,16 +245,14 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 			p.restart()
 		}},
 		"after another container, and a checkpoint was restored": {before: func(p *proxy, alice *criproxytest.Pod) {
-			_, err := p.Create(t.Context(), alice, id1, app)
-			p.must(err)
+			p.done(p.Create(t.Context(), alice, id1, app))
 			mallory := p.withCheckpoint(criproxytest.Image{Restores: id1})
 			if _, err := p.Create(t.Context(), mallory, id2, checkpointImage); err == nil {
 				t.Error("the checkpoint is restored")
 			}
 		}},
 		"the image has another name since": {before: func(p *proxy, alice *criproxytest.Pod) {
-			_, err := p.Create(t.Context(), alice, id1, app)
-			p.must(err)
+			p.done(p.Create(t.Context(), alice, id1, app))
 			p.runtime.SetImages(img(id1, app, "repo.test/given:1"))
 		}},
 		"containerd 1.6": {

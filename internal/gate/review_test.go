@@ -114,8 +114,7 @@ func TestReviewsAtTheCreationOfContainers(t *testing.T) {
 	wantDenied(t, "an image that the backend denies", err, admission.ReviewDenied, "pullgate: pod team/", sentence)
 	mounting := ordinary(imageMount(id3, otherImage))
 	mounting.Metadata.Name = "third"
-	_, err = p.create(x, mounting)
-	wantDenied(t, "an image volume that the backend denies", err, admission.ReviewDenied, sentence)
+	denies(t, "an image volume that the backend denies", admission.ReviewDenied, sentence)(p.create(x, mounting))
 	restored := p.PodFrom("team", "api")
 	before := p.runtime.Calls("RestorePod")
 	_, err = p.restorePod(restored, ordinary(), onOther("second"))
@@ -135,16 +134,14 @@ func TestReviewsOfRestoredContainers(t *testing.T) {
 			{ID: id3, Names: []string{otherImage}},
 		}
 		p.runtime.SetImages(checkpoint...)
-		_, err := p.create(p.Pod("team"), ordinary())
-		p.wantCode(err, codes.PermissionDenied, "a restored container")
+		p.ends(codes.PermissionDenied, "a restored container")(p.create(p.Pod("team"), ordinary()))
 		if n := len(k.all); n != 2 || k.all[1].Verdict.Allowed() ||
 			k.all[1].Admission.Findings[0].Reason != admission.FieldUnknown {
 			t.Errorf("decisions %+v; want Allow for the checkpoint and a denial of what was restored", k.all)
 		}
 		p.runtime.SetImages(checkpoint...)
 		restored := p.PodFrom("team", "api")
-		_, err = p.restorePod(restored, ordinary())
-		p.wantCode(err, codes.PermissionDenied, "a restored pod")
+		p.ends(codes.PermissionDenied, "a restored pod")(p.restorePod(restored, ordinary()))
 	}
 }
 
@@ -159,8 +156,7 @@ func TestReviewsWithoutANameOfTheImage(t *testing.T) {
 	wantDenied(t, "without a name", err, admission.FieldUnknown, "backend scanner was not asked", "the name of its image")
 	a.Views = mainOf{anyImage}
 	p.gate.SetAdmission(a)
-	_, err = p.create(x, config)
-	wantDenied(t, "with the name of the API server", err, admission.FieldUnknown)
+	denies(t, "with the name of the API server", admission.FieldUnknown)(p.create(x, config))
 }
 
 // mainOf is a pod source in which the container main of every pod has an image.
@@ -258,10 +254,8 @@ func TestOnlyReviewedCallsWait(t *testing.T) {
 	if got := p.Precheck(pods[0], anyImage); got == "" {
 		t.Error("a pre-check is hidden while images are reviewed")
 	}
-	_, err := p.Runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{})
-	p.must(err)
-	_, err = p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: other.Sandbox})
-	p.must(err)
+	p.done(p.Runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{}))
+	p.done(p.Runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: other.Sandbox}))
 	p.must(p.gate.Reconcile(t.Context()))
 	p.gate.SetAllowRestores(true)
 	if took := time.Since(begun); took > 10*time.Second || len(results) > 0 {
@@ -270,7 +264,7 @@ func TestOnlyReviewedCallsWait(t *testing.T) {
 	// A caller that does not wait any longer.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	_, err = p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+	_, err := p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
 		PodSandboxId: pods[0].Sandbox, SandboxConfig: pods[0].Config, Config: ordinary(),
 	})
 	// Client and server see the deadline at the same time, so that either can be first.

@@ -217,6 +217,15 @@ func (s *signing) wantPulled(x *criproxytest.Pod, container, name, password stri
 	}
 }
 
+// failsPull is wantPullError for the results of a call.
+func failsPull(tb testing.TB, what, begins string, texts ...string) func(any, error) {
+	tb.Helper()
+	return func(_ any, err error) {
+		tb.Helper()
+		wantPullError(tb, what, err, begins, texts...)
+	}
+}
+
 // wantPullError reports an error that is not one of a pull with this beginning and these texts.
 func wantPullError(tb testing.TB, what string, err error, begins string, texts ...string) {
 	tb.Helper()
@@ -266,8 +275,7 @@ func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 	wantPullError(t, "unsigned, with annotations", err, "SignatureValidationFailed", "no signature was found")
 	config := ordinary()
 	config.Image, config.Annotations = &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}, x.Config.Annotations
-	_, err = s.create(x, config)
-	s.wantCode(err, codes.PermissionDenied, "a container of the unsigned image, with annotations")
+	s.ends(codes.PermissionDenied, "a container of the unsigned image, with annotations")(s.create(x, config))
 }
 
 func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
@@ -282,8 +290,7 @@ func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
 	}
 	k.since()
 	// The kubelet asks again. The denial is remembered.
-	_, err = s.runs(x, "main", app, "good")
-	wantPullError(t, "unsigned", err, "SignatureValidationFailed")
+	failsPull(t, "unsigned", "SignatureValidationFailed")(s.runs(x, "main", app, "good"))
 	if n := len(s.requests()); n != 1 || s.runtime.Calls("PullImage") != 1 {
 		t.Errorf("%d verifications, %d pulls; want one of each", n, s.runtime.Calls("PullImage"))
 	}
@@ -314,18 +321,15 @@ func (s *signing) forgetDenials() {
 func TestEndorsementsAndCredentials(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 	// An image that another tenant has brought, unsigned: first the credential is missing, then the signature.
-	_, err := s.runs(s.Pod("alice"), "main", app, "good")
-	wantPullError(t, "alice", err, "SignatureValidationFailed")
+	failsPull(t, "alice", "SignatureValidationFailed")(s.runs(s.Pod("alice"), "main", app, "good"))
 	bob := s.Pod("bob")
 	s.wantPrecheck(bob, app, "", "the pre-check of another tenant")
-	_, err = s.Create(t.Context(), bob, id1, app)
-	wantDenied(t, "another tenant without a credential", err, "ACCESS_NOT_PROVED")
+	denies(t, "another tenant without a credential", "ACCESS_NOT_PROVED")(s.Create(t.Context(), bob, id1, app))
 	if _, err := s.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown ||
 		strings.Contains(err.Error(), "Signature") {
 		t.Errorf("a pull with a credential that the registry denies: %v; want its error", err)
 	}
-	_, err = s.runs(bob, "main", app, "good")
-	wantPullError(t, "another tenant with a credential", err, "SignatureValidationFailed")
+	failsPull(t, "another tenant with a credential", "SignatureValidationFailed")(s.runs(bob, "main", app, "good"))
 
 	// Once it is signed, the credential is still needed.
 	s.sign(id1, "*")
@@ -337,7 +341,7 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 	// A failure is not a denial.
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.set(func(n *notary) { n.signed, n.err = nil, policyclient.ErrNotReached })
-	_, err = s.runs(s.Pod("alice"), "main", app, "good")
+	_, err := s.runs(s.Pod("alice"), "main", app, "good")
 	wantPullError(t, "without pullgate-policyd", err, "RegistryUnavailable", "pullgate-policyd not reached",
 		"the next pull tries again")
 	s.set(func(n *notary) { n.err, n.reason = nil, "REGISTRY_UNAVAILABLE" })
@@ -351,9 +355,7 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 		t.Errorf("a pull without a pod: %v; want it answered after a verification", err)
 	}
 	s.sign(id1, "*")
-	if _, err := s.Pull(t.Context(), nil, app, "good"); err != nil {
-		t.Errorf("a pull without a pod: %v", err)
-	}
+	s.ends(codes.OK, "a pull without a pod")(s.Pull(t.Context(), nil, app, "good"))
 	s.requests()
 	if _, err := s.runs(s.Pod("alice"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
 		t.Errorf("after a pull without a pod: %v; want the container without another verification", err)
@@ -379,8 +381,7 @@ func TestRulesThatNeedNoSignature(t *testing.T) {
 	} {
 		s.use(tc.rule)
 		x := s.Pod("team")
-		_, err := s.runs(x, "main", app, "good")
-		wantDenied(t, name, err, tc.reason, tc.text)
+		denies(t, name, tc.reason, tc.text)(s.runs(x, "main", app, "good"))
 		s.wantPrecheck(x, app, id1, "%s: pre-check (a pull does not help)", name)
 		tc.rule.Mode = requirement.Audit
 		s.use(tc.rule)
@@ -482,8 +483,7 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 		s.wantPrecheck(mounting, app, id1, "%s: the pre-check of an image volume of a running pod", when)
 		s.run(mounting, withVolume)
 		// The first attempt is denied and leads to a pull.
-		_, err := s.runs(x, "debugger", app, "good")
-		wantDenied(t, when+": an ephemeral container", err, admission.EndorsementMissing)
+		denies(t, when+": an ephemeral container", admission.EndorsementMissing)(s.runs(x, "debugger", app, "good"))
 		pulled, err := s.runs(x, "debugger", app, "good")
 		if !pulled {
 			t.Errorf("%s: no pull for the second attempt", when)
@@ -500,15 +500,13 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 
 	s.sign(id1, "*")
 	s.forgetDenials()
-	_, err := s.runs(x, "debugger", app, "good")
-	wantDenied(t, "an ephemeral container", err, admission.EndorsementMissing)
+	denies(t, "an ephemeral container", admission.EndorsementMissing)(s.runs(x, "debugger", app, "good"))
 	s.wantRun(x, "debugger", app, "good", "an ephemeral container of a signed image")
 
 	s.rules.RecheckRestarts = true
 	s.set(func(n *notary) { n.signed = nil })
 	s.use(signedBy(t, "b", "repo.test/*"))
-	_, err = s.runs(x, "main", app, "good")
-	wantPullError(t, "with recheckRestarts", err, "SignatureValidationFailed", "rule by-b")
+	failsPull(t, "with recheckRestarts", "SignatureValidationFailed", "rule by-b")(s.runs(x, "main", app, "good"))
 }
 
 // After a restart of the kubelet it is not known which pod sends a pre-check. A pod that needs an endorsement gets it,
@@ -522,8 +520,7 @@ func TestPrechecksOfUnknownPods(t *testing.T) {
 	s.sign(id2, "*")
 	x.Config.Annotations[podindex.SeenAnnotation] = "2026-11-22T05:00:00.2"
 	s.wantPulled(x, "main", anyImage, "", false, "a restart")
-	_, err := s.runs(x, "debugger", anyImage, "")
-	wantDenied(t, "another container", err, admission.EndorsementMissing)
+	denies(t, "another container", admission.EndorsementMissing)(s.runs(x, "debugger", anyImage, ""))
 	s.wantPulled(x, "debugger", anyImage, "", true, "another container after a denial")
 	// If any pod on the node may need a verification, the image is hidden.
 	s.use(signedBy(t, "b", "repo.test/*"))
@@ -569,21 +566,15 @@ func TestImageVolumesNeedEndorsements(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
 	s.runtime.SetImages(img(id2, anyImage))
 	x := s.Pod("team")
-	_, err := s.Pull(t.Context(), x, app, "good")
-	wantPullError(t, "an unsigned image volume", err, "SignatureValidationFailed")
-	_, err = s.create(x, ordinary(imageMount(id1, app)))
-	wantDenied(t, "an unsigned image volume", err, admission.EndorsementMissing, app)
+	failsPull(t, "an unsigned image volume", "SignatureValidationFailed")(s.Pull(t.Context(), x, app, "good"))
+	denies(t, "an unsigned image volume", admission.EndorsementMissing, app)(s.create(x, ordinary(imageMount(id1, app))))
 	s.sign(id1, "*")
 	s.forgetDenials()
 	s.wantPrecheck(x, app, "", "the pre-check of an image volume without an endorsement")
-	if _, err := s.Pull(t.Context(), x, app, "good"); err != nil {
-		t.Errorf("a signed image volume: %v", err)
-	}
-	if _, err := s.create(x, ordinary(imageMount(id1, app))); err != nil {
-		t.Errorf("a signed image volume: %v", err)
-	}
+	s.ends(codes.OK, "a signed image volume")(s.Pull(t.Context(), x, app, "good"))
+	s.ends(codes.OK, "a signed image volume")(s.create(x, ordinary(imageMount(id1, app))))
 	config := ordinary(imageMount(id1, ""))
-	_, err = s.create(s.Pod("team"), config)
+	_, err := s.create(s.Pod("team"), config)
 	wantDenied(t, "an image volume without a name, for a pod that has not asked for it", err, "ACCESS_NOT_PROVED")
 }
 
@@ -623,8 +614,7 @@ func TestRestoredContainersHaveNoEndorsement(t *testing.T) {
 			t.Errorf("%d containers are left; want none", n)
 		}
 		restored := s.PodFrom("team", "api")
-		_, err := s.restorePod(restored, ordinary())
-		s.wantCode(err, codes.PermissionDenied, "a restored pod, claims %q", claims)
+		s.ends(codes.PermissionDenied, "a restored pod, claims %q", claims)(s.restorePod(restored, ordinary()))
 	}
 }
 
@@ -683,9 +673,7 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	s.must(err)
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.restart()
-	if err := s.Start(t.Context(), made); err != nil {
-		t.Errorf("a container that the pod has started before: %v", err)
-	}
+	s.wantCode(s.Start(t.Context(), made), codes.OK, "a container that the pod has started before")
 	// CRI-O may not report the name with which it was created; then the name is not known.
 	if err := s.Start(t.Context(), created); status.Code(err) != codes.PermissionDenied ||
 		!strings.Contains(err.Error(), "policy images") {
@@ -701,8 +689,7 @@ func TestAContainerWithoutANameHasNoEndorsement(t *testing.T) {
 	s.MustPull(x, app, "good")
 	config := ordinary()
 	config.Image = &runtimeapi.ImageSpec{Image: id1}
-	_, err := s.create(x, config)
-	wantDenied(t, "a pod that has pulled the image", err, admission.FieldUnknown, "a name that is not known")
+	denies(t, "a pod that has pulled the image", admission.FieldUnknown, "a name that is not known")(s.create(x, config))
 }
 
 // Shadow mode is about credentials; policies about signatures are enforced in it.
@@ -738,8 +725,7 @@ func TestARevocationDuringAVerification(t *testing.T) {
 	s.sign(id1, "*")
 	s.during = sync.OnceFunc(func() {
 		s.state.NoteRevocation()
-		_, err := s.proxy.store.RevokeEndorsements(records.EndorsementSelection{All: true})
-		s.must(err)
+		s.done(s.proxy.store.RevokeEndorsements(records.EndorsementSelection{All: true}))
 	})
 	x := s.Pod("team")
 	_, err := s.runs(x, "main", app, "good")
@@ -749,10 +735,8 @@ func TestARevocationDuringAVerification(t *testing.T) {
 		t.Errorf("afterwards: %v; want it verified again", err)
 	}
 	s.state.NoteRevocation()
-	_, err = s.proxy.store.RevokeEndorsements(records.EndorsementSelection{ImageID: id1})
-	s.must(err)
-	_, err = s.Create(t.Context(), s.podWithAccess(app), id1, app)
-	wantDenied(t, "after a revocation", err, admission.EndorsementMissing)
+	s.done(s.proxy.store.RevokeEndorsements(records.EndorsementSelection{ImageID: id1}))
+	denies(t, "after a revocation", admission.EndorsementMissing)(s.Create(t.Context(), s.podWithAccess(app), id1, app))
 }
 
 // podWithAccess returns a pod that may use an image as far as its credential is concerned.
@@ -760,8 +744,7 @@ func (s *signing) podWithAccess(name string) *criproxytest.Pod {
 	s.t.Helper()
 	s.gate.SetAdmission(nil)
 	x := s.Pod("team")
-	_, err := s.Pull(s.t.Context(), x, name, "good")
-	s.must(err)
+	s.done(s.Pull(s.t.Context(), x, name, "good"))
 	s.gate.SetAdmission(s.config.Admission)
 	return x
 }
@@ -798,25 +781,22 @@ func TestValidityOfEndorsements(t *testing.T) {
 	age(30 * time.Minute)
 	s.wantCreate(x, id1, app, codes.OK, "valid")
 	age(90 * time.Minute)
-	_, err := s.Create(t.Context(), x, id1, app)
-	wantDenied(t, "expired", err, admission.EndorsementMissing, "verified them too long ago")
+	denies(t, "expired", admission.EndorsementMissing, "verified them too long ago")(s.Create(t.Context(), x, id1, app))
 	s.set(func(n *notary) { n.reason = "REGISTRY_UNAVAILABLE" })
 	s.wantPulled(x, "main", app, "good", true, "expired, and the registry cannot be asked")
 	s.set(func(n *notary) { n.reason = "REGISTRY_DENIED" })
 	s.restart()
-	_, err = s.runs(s.podWithAccess(app), "main", app, "good")
+	_, err := s.runs(s.podWithAccess(app), "main", app, "good")
 	_ = err // the credential is denied, which says nothing about the image
 	if _, ok := s.proxy.store.Endorsed(pair, hash); !ok {
 		t.Error("the endorsement is gone after a denial of a credential")
 	}
 	s.forgetDenials()
 	s.set(func(n *notary) { n.reason = "" })
-	_, err = s.runs(s.podWithAccess(app), "main", app, "good")
-	wantPullError(t, "the signature is gone", err, "SignatureValidationFailed")
+	failsPull(t, "the signature is gone", "SignatureValidationFailed")(s.runs(s.podWithAccess(app), "main", app, "good"))
 	s.set(func(n *notary) { n.reason = "REGISTRY_UNAVAILABLE" })
 	s.forgetDenials()
-	_, err = s.runs(s.podWithAccess(app), "main", app, "good")
-	wantPullError(t, "an outage after a denial", err, "RegistryUnavailable")
+	failsPull(t, "an outage after a denial", "RegistryUnavailable")(s.runs(s.podWithAccess(app), "main", app, "good"))
 	for _, d := range []time.Duration{3 * time.Hour, -time.Hour} {
 		s.forgetDenials()
 		age(d)
