@@ -36,19 +36,16 @@ type Chain struct {
 // none are the rules of a nil chain.
 var none Rules //nolint:gochecknoglobals // never modified
 
-// New returns a chain with these rules. onPanic is called when a validator panics, with the value and the stack; nil is
-// allowed. It may be called concurrently.
+// New returns a chain. onPanic, or nil, is called, concurrently, when a validator panics.
 func New(r Rules, onPanic func(validator string, value any, stack []byte)) *Chain {
 	c := &Chain{onPanic: onPanic}
 	c.Set(r)
 	return c
 }
 
-// Set replaces the rules for each Evaluate that begins after it returns. The caller must not modify what r refers to
-// afterwards. Containers that were marked as admitted stay marked.
-func (c *Chain) Set(r Rules) {
-	c.rules.Store(&r)
-}
+// Set replaces the rules for each Evaluate that begins after it returns. The caller must not modify what r refers to.
+// Containers that were marked as admitted stay marked.
+func (c *Chain) Set(r Rules) { c.rules.Store(&r) }
 
 func (c *Chain) current() *Rules {
 	if c == nil {
@@ -57,8 +54,8 @@ func (c *Chain) current() *Rules {
 	return c.rules.Load()
 }
 
-// MarkAdmitted notes that a pod has started a container from an image, so that its restart is admitted, and a new
-// sandbox for the pod. It does nothing if one of the three is "". What exceeds the limits is judged again.
+// MarkAdmitted notes that a pod has started a container from an image, so that its restart, and a new sandbox for the
+// pod, are admitted. It does nothing if one of the three is "". What exceeds the limits is judged again.
 func (c *Chain) MarkAdmitted(podUID, name, imageID string) {
 	if c != nil && podUID != "" && name != "" && imageID != "" {
 		c.admitted.note(podUID, container{name, imageID})
@@ -88,17 +85,13 @@ func (c *Chain) ForgetPod(podUID string) {
 
 // Evaluate asks all validators about a subject that is not exempt, and combines their findings.
 func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
-	return c.evaluate(ctx, c.current(), s)
+	r := c.current()
+	return c.evaluate(ctx, r, r.Validators, s)
 }
 
-// Ask is Evaluate with one validator, which need not be in the rules. It serves questions between those of Evaluate,
-// such as whether a pull of an image would help.
+// Ask is Evaluate with one validator, which need not be in the rules.
 func (c *Chain) Ask(ctx context.Context, v Named, s Subject) Decision {
-	r := c.current()
-	if e := c.exemption(r, &s); e != "" {
-		return r.exempted(e)
-	}
-	return r.decision(c.ask(ctx, v, r.AuditOnly, s))
+	return c.evaluate(ctx, c.current(), []Named{v}, s)
 }
 
 // An Explanation is what a chain would decide about a subject. The zero value denies.
@@ -109,34 +102,33 @@ type Explanation struct {
 	Certain   bool   // false if the decision denies and could admit by the values of unknown fields
 }
 
-// Explain evaluates a subject that the caller knows in part. If the subject is Offline, what validators would ask for
-// counts as unknown. If the container was started before, the Explanation admits, and Findings are those that would
-// deny or report another one, whatever the unknown fields are.
+// Explain evaluates a subject that the caller knows in part; if it is Offline, answers of the network are unknown. If
+// the container was started before, Findings are those that would deny or report another one, whatever is unknown.
 func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	e := Explanation{Stage: s.Stage, Certain: true}
 	if s.Container != nil {
 		e.Container = s.Container.Name
 	}
 	r := c.current()
-	e.Decision = c.evaluate(ctx, r, s)
+	e.Decision = c.evaluate(ctx, r, r.Validators, s)
 	switch {
 	case e.Exemption == StartedBefore:
 		s.AssumeUnknown = true
-		e.Findings = slices.DeleteFunc(c.askAll(ctx, r, s), func(f Finding) bool {
+		e.Findings = slices.DeleteFunc(c.askAll(ctx, r, r.Validators, s), func(f Finding) bool {
 			return f.Answer == Admit && !f.Reported()
 		})
 	case !e.Admitted():
 		s.AssumeUnknown = true
-		e.Certain = !c.evaluate(ctx, r, s).Admitted()
+		e.Certain = !c.evaluate(ctx, r, r.Validators, s).Admitted()
 	}
 	return e
 }
 
-func (c *Chain) evaluate(ctx context.Context, r *Rules, s Subject) Decision {
+func (c *Chain) evaluate(ctx context.Context, r *Rules, validators []Named, s Subject) Decision {
 	if e := c.exemption(r, &s); e != "" {
 		return r.exempted(e)
 	}
-	return r.decision(c.askAll(ctx, r, s))
+	return r.decision(c.askAll(ctx, r, validators, s))
 }
 
 func (r *Rules) exempted(e Exemption) Decision {
@@ -147,24 +139,23 @@ func (r *Rules) decision(findings []Finding) Decision {
 	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
 
-// EvaluateEdited is Evaluate for a subject that is exempt as StartedBefore, and that was edited since then: before is
-// the subject as it was started. A finding about a policy and rule that before does not meet either is left out,
-// because new policies stop no workload that runs.
+// EvaluateEdited is Evaluate for a subject that is exempt as StartedBefore, and differs from before, which was started.
+// A finding about a rule that before does not meet either is left out: new policies stop no workload that runs.
 func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Decision {
 	r := c.current()
 	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
 		return r.exempted(e)
 	}
 	denies := func(f Finding) bool { return f.Answer != Admit && f.Reason != ValidatorFailed }
-	unmet := c.askAll(ctx, r, before)
-	return r.decision(slices.DeleteFunc(c.askAll(ctx, r, edited), func(f Finding) bool {
+	unmet := c.askAll(ctx, r, r.Validators, before)
+	return r.decision(slices.DeleteFunc(c.askAll(ctx, r, r.Validators, edited), func(f Finding) bool {
 		return denies(f) && slices.ContainsFunc(unmet, func(b Finding) bool {
 			return denies(b) && b.Validator == f.Validator && b.Policy == f.Policy && b.Rule == f.Rule
 		})
 	}))
 }
 
-// Same reports whether two subjects of a stage and namespace are the same in all fields that a validator judges.
+// Same is Comparer.Same for all validators.
 func (c *Chain) Same(a, b Subject) bool {
 	for _, v := range c.current().Validators {
 		if comparer, ok := v.Validator.(Comparer); !ok || !comparer.Same(a, b) {
@@ -213,28 +204,26 @@ func (c *Chain) startedBefore(s *Subject) bool {
 }
 
 // askAll asks the validators in parallel, the first one in the goroutine of the caller.
-func (c *Chain) askAll(ctx context.Context, r *Rules, s Subject) []Finding {
-	if len(r.Validators) == 1 {
-		return c.ask(ctx, r.Validators[0], r.AuditOnly, s)
+func (c *Chain) askAll(ctx context.Context, r *Rules, validators []Named, s Subject) []Finding {
+	if len(validators) == 1 {
+		return c.ask(ctx, validators[0], r.AuditOnly, s)
 	}
-	each := make([][]Finding, len(r.Validators))
+	each := make([][]Finding, len(validators))
 	var others sync.WaitGroup
-	for i := 1; i < len(r.Validators); i++ {
-		others.Go(func() { each[i] = c.ask(ctx, r.Validators[i], r.AuditOnly, s) })
+	for i := 1; i < len(validators); i++ {
+		others.Go(func() { each[i] = c.ask(ctx, validators[i], r.AuditOnly, s) })
 	}
-	each[0] = c.ask(ctx, r.Validators[0], r.AuditOnly, s)
+	each[0] = c.ask(ctx, validators[0], r.AuditOnly, s)
 	others.Wait()
-	var all []Finding
 	for i, findings := range each {
 		if len(findings) == 0 { // the goroutine ended without a result
-			findings = []Finding{failed(r.Validators[i].Name, r.AuditOnly)}
+			each[i] = []Finding{failed(validators[i].Name, r.AuditOnly)}
 		}
-		all = append(all, findings...)
 	}
-	return all
+	return slices.Concat(each...)
 }
 
-// ask returns the findings of one validator: at least one.
+// ask returns at least one finding.
 func (c *Chain) ask(ctx context.Context, v Named, auditOnly bool, s Subject) []Finding {
 	began := time.Now()
 	findings := slices.Clone(c.call(ctx, v, s)) // the validator may return the same slice to all callers
@@ -249,7 +238,6 @@ func (c *Chain) ask(ctx context.Context, v Named, auditOnly bool, s Subject) []F
 	return findings
 }
 
-// call returns what the validator returns, and nil if it panics.
 func (c *Chain) call(ctx context.Context, v Named, s Subject) (findings []Finding) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -276,7 +264,6 @@ const (
 	maxContainers = 256 // per pod
 )
 
-// admitted holds the containers that pods have started, with the ID of the image. It may be used concurrently.
 type admitted struct {
 	mu sync.RWMutex
 	of map[string][]container // by pod UID; the latest container is the last one

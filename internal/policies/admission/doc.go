@@ -11,10 +11,9 @@
 //
 // # Views of pods
 //
-// [Pod] and [Container] are the view of a pod and its containers that validators judge: the fields that policies can
-// use and no others, so no environment variable, command or argument. CRI messages of a kubelet and a Pod of the API
-// fill it with what they know. Another field is unknown, which is the zero [Value], and never satisfies a restriction
-// by accident. [Merge] completes what the CRI says with what the API says.
+// [Pod] and [Container] are the view that validators judge: the fields that policies can use and no others, so no
+// environment variable, command or argument. CRI messages and a Pod of the API fill in what they know. Another field is
+// unknown, which is the zero [Value], and satisfies no restriction. [Merge] completes the CRI with the API.
 //
 // # Names
 //

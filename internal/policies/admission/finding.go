@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -27,14 +28,7 @@ const (
 )
 
 func (a Answer) String() string {
-	switch a {
-	case Deny:
-		return "Deny"
-	case Admit:
-		return "Admit"
-	case Unverified:
-	}
-	return "Unverified"
+	return cmp.Or(map[Answer]string{Deny: "Deny", Admit: "Admit"}[a], "Unverified")
 }
 
 // A Stage is the point in the life of a pod at which the chain is asked.
@@ -121,7 +115,7 @@ type Finding struct {
 }
 
 // Reported reports whether the finding denies nothing and has to be reported: one in audit mode that does not admit, or
-// one that admits and has a reason, such as an image that a policy admits because no policy has a rule for it.
+// one that admits and has a reason, such as an image without a rule.
 func (f *Finding) Reported() bool {
 	if f.Answer == Admit {
 		return f.Reason != ""

@@ -7,10 +7,9 @@ import (
 	"slices"
 )
 
-// Merge returns the view of a pod and one of its containers from two sources: CRI messages, and the Pod of the API.
-// Where both know a field, the CRI wins, because it describes what runs. conflicts are the names of the fields in which
-// they differ, in a fixed order. A field that a pod leaves out and the CRI has with the default is not a conflict.
-// container and api may be nil; the result is then nil, or the container of the CRI.
+// Merge returns the view of a pod and one of its containers from CRI messages and the Pod of the API. Where both know a
+// field, the CRI wins, because it describes what runs. conflicts are the fields in which they differ, in a fixed order.
+// A field that a pod leaves out and the CRI has with the default is not a conflict. Both containers may be nil.
 func Merge(cri, api Pod, container, apiContainer *Container) (pod Pod, merged *Container, conflicts []string) {
 	var m merger
 	pod = m.pod(cri, api)
@@ -187,7 +186,7 @@ func either[T any](cri, api Value[T]) Value[T] {
 
 func equal[T comparable](a, b T) bool { return a == b }
 
-// empty reports whether a value is an empty list or map, which is the same as none.
+// An empty list or map is the same as none.
 func empty[T any](v T) bool {
 	r := reflect.ValueOf(v)
 	return (r.Kind() == reflect.Slice || r.Kind() == reflect.Map) && r.Len() == 0

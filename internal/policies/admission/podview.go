@@ -107,8 +107,8 @@ func Absent[T any]() Value[T] { return Value[T]{state: StateAbsent} }
 // AbsentAs returns the Value of a field that the pod does not set, and whose default v takes effect.
 func AbsentAs[T any](v T) Value[T] { return Value[T]{value: v, state: StateAbsent, known: true} }
 
-// Effective returns the Value of a field of which the source knows only the value that takes effect. The CRI carries a
-// boolean so: false is both the default and an explicit false.
+// Effective returns the Value of a field of which the source knows only the value that takes effect: a boolean of the
+// CRI is false by default and explicitly.
 func Effective[T any](v T) Value[T] { return Value[T]{value: v, known: true} }
 
 // Get returns the value that the pod sets, and the state. The value is the zero T unless the state is StateSet.
@@ -144,12 +144,12 @@ const (
 // ServiceAccountPath is where a container finds the token of its service account.
 const ServiceAccountPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// KubeletLabel reports whether a kubelet writes the label on each pod. No view contains these labels.
+// KubeletLabel reports whether a kubelet writes the label on each pod. No view contains it.
 func KubeletLabel(key string) bool {
 	return slices.Contains([]string{"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid"}, key)
 }
 
-// KubeletAnnotation reports whether a kubelet writes the annotation on each pod. No view contains these annotations.
+// KubeletAnnotation is KubeletLabel for annotations.
 func KubeletAnnotation(key string) bool { return strings.HasPrefix(key, "kubernetes.io/config.") }
 
 // ForReview returns the annotations that kube-apiserver's plugin ImagePolicyWebhook sends to backends.
@@ -161,7 +161,7 @@ func ForReview(annotations map[string]string) map[string]string {
 	return found
 }
 
-// Without returns a copy of m without the keys for which own returns true.
+// Without returns a copy of m without the keys that own selects.
 func Without(m map[string]string, own func(key string) bool) map[string]string {
 	rest := make(map[string]string, len(m))
 	maps.Copy(rest, m)
