@@ -143,10 +143,7 @@ func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]policyfiles.Ans
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages,
 		Annotations: r.Annotations,
 	}
-	response, err := ask(ctx, c, c.options.Review,
-		func(ctx context.Context, o grpc.CallOption) (*policyv1.ReviewResponse, error) {
-			return c.policy.Review(ctx, message, append(r.limits(), o)...)
-		})
+	response, err := ask(ctx, c, c.options.Review, c.policy.Review, message, r.limits())
 	if err != nil {
 		return nil, err
 	}
@@ -154,15 +151,15 @@ func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]policyfiles.Ans
 }
 
 // ask makes a call within a limit, and repeats it for a while if there is no connection.
-func ask[R any](ctx context.Context, c *Client, limit time.Duration,
-	call func(context.Context, grpc.CallOption) (R, error),
+func ask[Q, R any](ctx context.Context, c *Client, limit time.Duration,
+	call func(context.Context, Q, ...grpc.CallOption) (R, error), question Q, options []grpc.CallOption,
 ) (R, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	begin := time.Now()
 	var server peer.Peer // set by the first call that a connection took
 	for {
-		response, err := call(limited, grpc.Peer(&server))
+		response, err := call(limited, question, append(options, grpc.Peer(&server))...)
 		if err == nil {
 			return response, nil
 		}
@@ -184,7 +181,7 @@ func ask[R any](ctx context.Context, c *Client, limit time.Duration,
 	}
 }
 
-// causeOf returns the cause of a status. sent says that this question had a connection.
+// causeOf returns the cause of a status. sent says that the question had a connection.
 func (c *Client) causeOf(err error, sent bool) error {
 	s := status.Convert(err)
 	switch s.Code() {

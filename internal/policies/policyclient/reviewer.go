@@ -52,7 +52,7 @@ func (v *Reviewer) Validate(ctx context.Context, s admission.Subject) []admissio
 	return v.judge(ctx, &s, v.options.Successor != nil)
 }
 
-// judge answers about a container. again says that it may read other policy files.
+// judge may read other policy files if again is true.
 func (v *Reviewer) judge(ctx context.Context, s *admission.Subject, again bool) []admission.Finding {
 	q := v.review(s)
 	// Every backend could allow all images, by values that are not known.
@@ -150,7 +150,7 @@ func (q *review) addMounts(mounts admission.Value[[]admission.Mount]) {
 	}
 }
 
-// unknown reports whether a backend needs what is not known of the container, and what that is.
+// unknown reports what a backend needs and is not known of the container.
 func (q *review) unknown(b *policyfiles.Backend) (string, bool) {
 	var names []string
 	for _, f := range []struct {

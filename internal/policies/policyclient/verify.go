@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"google.golang.org/grpc"
-
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
@@ -28,9 +26,8 @@ type VerifyRequest struct {
 	ListSignatures bool
 }
 
-// Verify asks which requirements an image meets. The registry that the name says is asked, and it can take more than a
-// minute. An error wraps one of the causes of this package, or is that of ctx if the caller canceled it; nothing is
-// then known about the image.
+// Verify asks which requirements an image meets, and can take more than a minute, because pullgate-policyd asks the
+// registry. Errors are as those of Review; nothing is then known about the image.
 func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Report, error) {
 	message := &policyv1.VerifyRequest{
 		PolicyHash: r.PolicyHash, TrustedRoot: r.TrustedRoot, Name: r.Name, ImageId: r.ImageID,
@@ -43,10 +40,7 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Repor
 			IdentityToken: r.Credential.IdentityToken, RegistryToken: r.Credential.RegistryToken,
 		}
 	}
-	response, err := ask(ctx, c, c.options.Verify,
-		func(ctx context.Context, o grpc.CallOption) (*policyv1.VerifyResponse, error) {
-			return c.policy.Verify(ctx, message, append(r.limits(), o)...)
-		})
+	response, err := ask(ctx, c, c.options.Verify, c.policy.Verify, message, r.limits())
 	if err != nil {
 		return requirement.Report{}, err
 	}

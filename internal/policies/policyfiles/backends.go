@@ -78,32 +78,27 @@ type Answer struct {
 
 // String returns a sentence for users, the same at the node and in the webhook.
 func (a Answer) String() string {
-	var b strings.Builder
+	about, follows, when := "", "denied", fmt.Sprintf(" after %v", a.Took.Round(time.Millisecond))
 	if a.Image != "" {
-		fmt.Fprintf(&b, "image %q: ", a.Image)
+		about = fmt.Sprintf("image %q: ", a.Image)
 	}
-	took := a.Took.Round(time.Millisecond)
-	follows := "denied"
 	if a.Allowed {
 		follows = "allowed"
 	}
-	switch {
-	case a.Failure != "" && a.Allowed:
-		follows += ", because its defaultAllow is not false"
-		fallthrough
-	case a.Failure != "":
-		fmt.Fprintf(&b, "no valid answer from the image review backend %s after %v: %s; %s", a.Backend, took, a.Failure,
+	if a.Failure != "" {
+		if a.Allowed {
+			follows += ", because its defaultAllow is not false"
+		}
+		return fmt.Sprintf("%sno valid answer from the image review backend %s%s: %s; %s", about, a.Backend, when, a.Failure,
 			follows)
-		return b.String()
-	case a.Cached:
-		fmt.Fprintf(&b, "%s by the image review backend %s (cached)", follows, a.Backend)
-	default:
-		fmt.Fprintf(&b, "%s by the image review backend %s after %v", follows, a.Backend, took)
+	}
+	if a.Cached {
+		when = " (cached)"
 	}
 	if a.Reason != "" {
-		b.WriteString(": " + a.Reason)
+		when += ": " + a.Reason
 	}
-	return b.String()
+	return about + follows + " by the image review backend " + a.Backend + when
 }
 
 const maxTTL = 87600 * time.Hour

@@ -38,8 +38,8 @@ type contents struct {
 }
 
 func scan(p Paths) *contents {
-	c, stable := scanFolder(p)
-	for try := 1; !stable && try < scanTries; try++ {
+	var c *contents
+	for try, stable := 0, false; !stable && try < scanTries; try++ {
 		c, stable = scanFolder(p)
 	}
 	var labelsErr, rootErr error
@@ -52,9 +52,7 @@ func scan(p Paths) *contents {
 // sum identifies contents, also those that cannot be used.
 func (c *contents) sum() [sha256.Size]byte {
 	h := sha256.New()
-	add(h, []byte(c.hash))
-	add(h, c.labels)
-	add(h, c.trustedRoot)
+	add(h, []byte(c.hash), c.labels, c.trustedRoot)
 	for _, name := range c.ignored {
 		add(h, []byte(name))
 	}
@@ -64,10 +62,11 @@ func (c *contents) sum() [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// add hashes a field with its length, so that no other fields have the same hash.
-func add(h hash.Hash, field []byte) {
-	_, _ = fmt.Fprintf(h, "%d:", len(field)) // a hash returns no error
-	_, _ = h.Write(field)
+// add hashes fields with their lengths, so that no other fields have the same hash.
+func add(h hash.Hash, fields ...[]byte) {
+	for _, field := range fields {
+		_, _ = fmt.Fprintf(h, "%d:%s", len(field), field) // a hash returns no error
+	}
 }
 
 // scanFolder reads a folder. stable is false if ..data was replaced in the meantime: the files may be of two versions.
@@ -112,9 +111,10 @@ func (c *contents) readFolder(root *os.Root, p Paths) error {
 	}
 	var names []string
 	for _, e := range entries {
+		policy := slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(e.Name()))
 		switch {
 		case strings.HasPrefix(e.Name(), "."):
-		case e.IsDir() || !isPolicy(e.Name()):
+		case e.IsDir() || !policy:
 			c.ignored = append(c.ignored, e.Name())
 		default:
 			names = append(names, e.Name())
@@ -124,10 +124,6 @@ func (c *contents) readFolder(root *os.Root, p Paths) error {
 		return fmt.Errorf("%d policy files; at most %d are read", len(names), maxFiles)
 	}
 	return c.readFiles(root, p, names)
-}
-
-func isPolicy(name string) bool {
-	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
 func (c *contents) readFiles(root *os.Root, p Paths, names []string) error {
@@ -141,8 +137,7 @@ func (c *contents) readFiles(root *os.Root, p Paths, names []string) error {
 		if total += len(data); total > maxTotal {
 			return fmt.Errorf("policy files have more than %d MiB together", maxTotal>>20)
 		}
-		add(h, []byte(name))
-		add(h, data)
+		add(h, []byte(name), data)
 		c.files = append(c.files, File{Name: filepath.Join(p.Folder, name), Data: data})
 	}
 	c.hash = fmt.Sprintf("%x", h.Sum(nil))

@@ -17,7 +17,6 @@ type binding struct {
 	selector   labels.Selector
 }
 
-// An inclusion says whether a binding includes a pod.
 type inclusion uint8
 
 const (
@@ -35,15 +34,13 @@ func (b *binding) includes(p *admission.Pod) inclusion {
 	case b.selector == nil:
 		return no
 	}
-	known, ok := p.NamespaceLabels.Effective()
-	switch {
+	switch known, ok := p.NamespaceLabels.Effective(); {
 	case !ok && p.NamespaceLabels.State() == admission.StateUnknown:
 		return unknown
 	case b.selector.Matches(labels.Set(known)):
 		return yes
-	default:
-		return no
 	}
+	return no
 }
 
 func (b *binding) everywhere() bool {

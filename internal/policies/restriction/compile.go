@@ -108,23 +108,17 @@ func (c *compiler) join(name string, compare func(*judgement, []*check) bool, ch
 // A place is a position in a policy: its path, and the path of its Field, which has no indices.
 type place struct{ path, field string }
 
-func (p place) child(name string) place {
-	field := p.field + "." + name
-	if p.path == p.field {
-		return place{field, field}
-	}
-	return place{p.path + "." + name, field}
-}
+func (p place) child(name string) place { return place{p.path + "." + name, p.field + "." + name} }
 
 func (p place) index(i int) place {
 	return place{p.path + "[" + strconv.Itoa(i) + "]", p.field + "[]"}
 }
 
-func (p place) part(name string) place { return p.child(name).as(p.field) }
+func (p place) part(name string) place { return place{p.path + "." + name, p.field} }
 
 func (p place) as(field string) place { return place{p.path, field} }
 
-// of returns the path for errors about parts of the place. It is made only for them: a policy has many places.
+// of returns the path for errors about parts of the place.
 func (p place) of(parts ...string) *field.Path { return field.NewPath(p.path, parts...) }
 
 func (c *compiler) invalid(p *field.Path, value any, detail string) {
@@ -230,7 +224,6 @@ func list[T, R any](c *compiler, at place, name string, entries []T, compile fun
 	return rules
 }
 
-// notEmpty refuses a list of what is allowed, or denied, that is present and empty.
 func notEmpty[T any](c *compiler, at place, name string, list []T) {
 	if list != nil && len(list) == 0 {
 		c.invalid(at.of(name), "[]", "must have at least one entry; leave the field out to allow everything")
@@ -276,8 +269,9 @@ func (c *compiler) capabilities(at place, r *capabilitiesRestriction) []*check {
 			allows := add.values.allows
 			add.values.allows = func(name string) bool { return name != allCapabilities && allows(name) }
 		}
-		compare := func(j *judgement) bool { return add.compare(j, j.subject.container.CapabilitiesAdd) }
-		checks = append(checks, c.check(at, r.Add, compare))
+		checks = append(checks, c.check(at, r.Add, func(j *judgement) bool {
+			return add.compare(j, j.subject.container.CapabilitiesAdd)
+		}))
 	}
 	if at := at.child("drop"); r.Drop != nil {
 		drop := c.stringList(at, r.Drop, strings.ToUpper)
@@ -325,8 +319,7 @@ func (c *compiler) groups(at place, r *podSecurityContextRestriction) []*check {
 	if r.FSGroup != nil {
 		fs = c.number(at.child("fsGroup"), r.FSGroup)
 	}
-	compare := func(j *judgement) bool { return checkGroups(j, supplemental, fs) }
-	return []*check{c.check(at.child("fsGroup"), r, compare)}
+	return []*check{c.check(at.child("fsGroup"), r, func(j *judgement) bool { return checkGroups(j, supplemental, fs) })}
 }
 
 func (c *compiler) image(at place, r *ImageRestriction) *check {

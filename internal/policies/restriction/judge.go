@@ -1,10 +1,8 @@
 package restriction
 
 import (
-	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
@@ -66,20 +64,17 @@ type Violation struct {
 }
 
 func (v Violation) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "policy %s: ", v.Policy)
+	at, what := "policy "+v.Policy+": ", v.Value+" is not allowed"
 	if v.Container != "" {
-		fmt.Fprintf(&b, "container %s: ", shown(v.Container))
+		at += "container " + shown(v.Container) + ": "
 	}
 	if v.Mount != "" {
-		fmt.Fprintf(&b, "mount %s: ", shown(v.Mount))
+		at += "mount " + shown(v.Mount) + ": "
 	}
-	what := v.Value + " is not allowed"
 	if v.Unknown {
 		what = "the value is not known"
 	}
-	fmt.Fprintf(&b, "%s: %s; allowed: %s", v.Path, what, v.Allowed)
-	return b.String()
+	return at + v.Path + ": " + what + "; allowed: " + v.Allowed
 }
 
 // Judge compares a pod with the policies that are bound to its namespace. At admission, containers are all those of the
@@ -209,7 +204,6 @@ type view struct {
 	mount   string   // the path of a mount
 }
 
-// views returns the views of objects, in few allocations.
 func views[T any](s *Set, objects ...*T) []view {
 	of := reflect.TypeFor[T]()
 	fields, checks, all := valuesIn[of], s.checks[of], make([]view, len(objects))

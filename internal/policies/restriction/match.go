@@ -118,15 +118,13 @@ func (r *podRule) checkLists(j *judgement, c *admission.Container) bool {
 
 // stateOf returns the state of a list, in which empty and nil are equal.
 func stateOf(v admission.Value[[]string]) admission.State {
-	list, ok := v.Effective()
-	switch {
+	switch list, ok := v.Effective(); {
 	case ok && len(list) > 0:
 		return admission.StateSet
 	case ok:
 		return admission.StateAbsent
-	default:
-		return v.State()
 	}
+	return v.State()
 }
 
 // option returns the value of an SELinux option, where "" is nil.

@@ -67,7 +67,6 @@ type leaf struct {
 	needsState            bool // the value that takes effect is not enough for the rule
 }
 
-// checkNil compares whether the pod sets the field with what the rule wants.
 func (l *leaf) checkNil(j *judgement, s admission.State) bool {
 	switch {
 	case !l.forbidNil && !l.requireNil:
@@ -167,7 +166,6 @@ func throughProcess(p string) bool {
 	return ok && below
 }
 
-// within reports whether a clean path is the folder or below it.
 func within(p, folder string) bool {
 	rest, ok := strings.CutPrefix(p, folder)
 	return ok && (rest == "" || rest[0] == '/' || folder == "/")
