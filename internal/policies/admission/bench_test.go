@@ -17,9 +17,8 @@ func goroutine() string {
 }
 
 func BenchmarkEvaluate(b *testing.B) {
-	one := admission.New(admission.Rules{Validators: named(always(admit))}, nil)
-	three := admission.New(admission.Rules{Validators: named(always(admit), always(admit), always(admit))}, nil)
-	restarted := admission.New(admission.Rules{Validators: named(always(deny))}, nil)
+	one, three := chainOf(always(admit)), chainOf(always(admit), always(admit), always(admit))
+	restarted := chainOf(always(deny))
 	for i := range 500 {
 		for j := range 10 {
 			restarted.MarkAdmitted(fmt.Sprintf("uid-%d", i), fmt.Sprintf("c%d", j), "sha256:1")
