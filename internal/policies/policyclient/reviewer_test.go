@@ -224,12 +224,10 @@ func TestWhatIsNotKnownIsDenied(t *testing.T) {
 		"an image that it mounts": {func(s *admission.Subject) {
 			s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}})
 		}, "the images that it mounts"},
-		"annotations": {func(s *admission.Subject) { s.Pod.ReviewAnnotations = texts{} }, "the annotations of its pod"},
-		"namespace":   {func(s *admission.Subject) { s.Pod.Namespace = "" }, "its namespace"},
-		"of another namespace": {
-			func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", unknown }, "",
-		},
-		"labels": {func(s *admission.Subject) { s.Pod.Labels = texts{} }, ""},
+		"annotations":          {func(s *admission.Subject) { s.Pod.ReviewAnnotations = texts{} }, "annotations of its pod"},
+		"namespace":            {func(s *admission.Subject) { s.Pod.Namespace = "" }, "its namespace"},
+		"of another namespace": {func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", unknown }, ""},
+		"labels":               {func(s *admission.Subject) { s.Pod.Labels = texts{} }, ""},
 	} {
 		p := &fakePolicyd{answer: by(allows("a"))}
 		v := reviewer(t, p, map[string]string{"a": open + "\nmatch: {namespaces: [team]}"})

@@ -37,9 +37,7 @@ func TestLoad(t *testing.T) {
 			IncludeImageVolumes: true,
 		}},
 		{"off", "a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: -1, denyTTL: -1, retryBackoff: -1, defaultAllow: " +
-			"true}", policyfiles.Backend{
-			Kubeconfig: "/k", DefaultAllow: true, IncludeImageVolumes: true,
-		}},
+			"true}", policyfiles.Backend{Kubeconfig: "/k", DefaultAllow: true, IncludeImageVolumes: true}},
 		{"JSON", "a.json", `{"imagePolicy": {"kubeConfigFile": "/etc/k/c", "allowTTL": 50, "denyTTL": 1,
 			"retryBackoff": 300000, "defaultAllow": true}, "match": {"namespaces": ["a", "b"]},
 			"includeImageVolumes": false}`, policyfiles.Backend{

@@ -63,7 +63,7 @@ func BenchmarkJudgeContainer(b *testing.B) {
 		b.Run(fmt.Sprintf("distinct=%v", distinct), func(b *testing.B) {
 			set := load(b, many(b, 100, distinct)...)
 			pod, containers := large(10, 30)
-			options := restriction.Options{From: atNode}
+			options := options{From: atNode}
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				if d := set.Judge(&pod, containers[i%10:i%10+1], options); !d.Admitted {

@@ -108,8 +108,7 @@ func TestSpellings(t *testing.T) {
 		"{metadata: {labels: {valueRestrictions: {a: {regex: b}}}}}": "{metadata: {labels: {values: {a: {regex: b}}}}}",
 		"{metadata: {labels: {values: {requireKeys: {regex: b}}}}}": "{metadata: {labels: {values: {requireKeys: " +
 			"{regex: b}}}}}",
-		"{spec: {volumes: {volumeType: {whitelist: [secret]}}}}": "{spec: {volumes: [{volumeType: {whitelist: " +
-			"[secret]}}]}}",
+		"{spec: {volumes: {volumeType: {whitelist: [secret]}}}}": "{spec: {volumes: [{volumeType: {whitelist: [secret]}}]}}",
 		"{spec: {volumes: {volumeType: {values: {whitelist: [nfs]}}}}}": "{spec: {volumes: [{volumeType: {whitelist: " +
 			"[nfs]}}]}}",
 	} {

@@ -49,12 +49,11 @@ func TestBinding(t *testing.T) {
 			pod := allowed()
 			pod.NamespaceLabels = tc.labels
 			drop := load(t, file("drop", "{mode: Drop"+tc.binding+"}", noWeb))
-			if d := drop.Judge(&pod, nil, restriction.Options{}); d.Admitted == tc.drop {
+			if d := drop.Judge(&pod, nil, options{}); d.Admitted == tc.drop {
 				t.Errorf("bound as Drop: %v; want %v", !d.Admitted, tc.drop)
 			}
 			accept := load(t, file("accept", "{mode: Accept"+tc.binding+"}", "{}"), file("deny", "", noWeb))
-			if d := accept.Judge(&pod, nil, restriction.Options{}); d.Admitted != tc.accept ||
-				(d.AcceptedBy == "accept") != tc.accept {
+			if d := accept.Judge(&pod, nil, options{}); d.Admitted != tc.accept || (d.AcceptedBy == "accept") != tc.accept {
 				t.Errorf("bound as Accept: %v by %q; want %v", d.Admitted, d.AcceptedBy, tc.accept)
 			}
 		})
@@ -66,12 +65,11 @@ func TestUnknownNamespace(t *testing.T) {
 	pod := allowed()
 	pod.Namespace = ""
 	const no = noWeb
-	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil,
-		restriction.Options{From: atNode}); d.Admitted {
+	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil, options{From: atNode}); d.Admitted {
 		t.Error("a Drop policy is not bound to an unknown namespace")
 	}
 	if d := load(t, file("accept", "{mode: Accept, namespaces: [team-b]}", "{}"), file("drop", "", no)).Judge(&pod, nil,
-		restriction.Options{}); d.Admitted {
+		options{}); d.Admitted {
 		t.Error("an Accept policy is bound to an unknown namespace")
 	}
 }
@@ -93,24 +91,20 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 		o          restriction.Options
 		accepted   string
 	}{
-		{"the webhook", []admission.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
-		{"the webhook, one container", []admission.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
-		{"the pod " +
-			"source, a", []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}}, ""},
-		{"the pod " +
-			"source, b", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{a}}, ""},
-		{"the pod source, equal " +
-			"containers", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{b}}, "b"},
-		{"without the pod source, a", []admission.Container{a}, restriction.Options{From: atNode}, "a"},
-		{"without the pod source, b", []admission.Container{b}, restriction.Options{From: atNode}, "b"},
+		{"the webhook", list{a, b}, options{From: restriction.Admission}, ""},
+		{"the webhook, one container", list{a}, options{From: restriction.Admission}, "a"},
+		{"the pod source, a", list{a}, options{From: withPods, Others: list{b}}, ""},
+		{"the pod source, b", list{b}, options{From: withPods, Others: list{a}}, ""},
+		{"the pod source, equal containers", list{b}, options{From: withPods, Others: list{b}}, "b"},
+		{"without the pod source, a", list{a}, options{From: atNode}, "a"},
+		{"without the pod source, b", list{b}, options{From: atNode}, "b"},
 	} {
 		if d := set.Judge(&pod, tc.containers, tc.o); d.AcceptedBy != tc.accepted || d.Admitted != (tc.accepted != "") {
 			t.Errorf("%s: admitted %v by %q; want by %q", tc.name, d.Admitted, d.AcceptedBy, tc.accepted)
 		}
 	}
 	drop := load(t, file("drop", "", of("team/a")))
-	if d := drop.Judge(&pod, []admission.Container{a},
-		restriction.Options{From: withPods, Others: []admission.Container{b}}); !d.Admitted {
+	if d := drop.Judge(&pod, list{a}, options{From: withPods, Others: list{b}}); !d.Admitted {
 		t.Errorf("violations %v of another container", d.Violations)
 	}
 }
@@ -146,7 +140,7 @@ func TestCombination(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := allowed()
-			d := load(t, tc.files...).Judge(&pod, []admission.Container{container("web")}, restriction.Options{})
+			d := load(t, tc.files...).Judge(&pod, list{container("web")}, options{})
 			var reports []string
 			for _, v := range d.Violations {
 				reports = append(reports, v.Policy)
@@ -158,7 +152,7 @@ func TestCombination(t *testing.T) {
 	}
 	var none *restriction.Set
 	pod := allowed()
-	if d := none.Judge(&pod, nil, restriction.Options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(atNode) != nil ||
+	if d := none.Judge(&pod, nil, options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(atNode) != nil ||
 		none.Restricted() != nil {
 		t.Errorf("a nil Set judges %+v; want the pod admitted and nothing else", d)
 	}
@@ -235,7 +229,7 @@ func TestFieldsReadWhatTheirNamesSay(t *testing.T) {
 		}
 		named++
 		own.SetZero() // all others have values
-		keptPod, kept := restriction.Keep(&pod, []admission.Container{c}, []string{f.Path})
+		keptPod, kept := restriction.Keep(&pod, list{c}, []string{f.Path})
 		if !reflect.ValueOf(keptPod).IsZero() || !reflect.ValueOf(kept[0]).IsZero() {
 			t.Errorf("%s keeps another field: %+v, %+v", f.Path, keptPod, kept[0])
 		}
@@ -274,7 +268,7 @@ func TestPresetsJudge(t *testing.T) {
 			t.Errorf("%s: the node does not judge %v; want %d fields", name, unjudged, want)
 		}
 		for i, c := range []admission.Container{container("web"), socket, k0s, microk8s, logs} {
-			if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted != admit[i] {
+			if d := s.Judge(&pod, list{c}, options{}); d.Admitted != admit[i] {
 				t.Errorf("%s: container %d is admitted: %v, %v; want %v", name, i, d.Admitted, d.Violations, admit[i])
 			}
 		}
@@ -291,13 +285,11 @@ func TestLargePods(t *testing.T) {
 		many[strings.Repeat("k", 20)+string(rune('a'+i%26))+strings.Repeat("i", i%50)+string(rune(i+256))] = "v"
 	}
 	pod.Annotations = set(many)
-	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted ||
-		len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, list{c}, options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 10,000 annotations = %+v; want a short violation", d)
 	}
 	pod.Annotations = set(map[string]string{"a": strings.Repeat("v", 256<<10)})
-	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted ||
-		len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, list{c}, options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 256 KiB of annotations = %d violations; want a short one", len(d.Violations))
 	}
 	pod.Annotations = set(map[string]string{})
@@ -307,7 +299,7 @@ func TestLargePods(t *testing.T) {
 		mounts = append(mounts, m)
 	}
 	c.Mounts = set(append(mounts, hostPath("/b")))
-	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations) != 1 {
+	if d := s.Judge(&pod, list{c}, options{}); d.Admitted || len(d.Violations) != 1 {
 		t.Errorf("Judge of 20,000 mounts = %d violations; want the one that is below no allowed folder", len(d.Violations))
 	}
 }
@@ -338,12 +330,11 @@ func TestPolicies(t *testing.T) {
 func TestReportsAreIndependent(t *testing.T) {
 	const lists = "containers: [{securityContext: {privileged: {require: false}}}], initContainers: [{securityContext: " +
 		"{privileged: {require: true}}}]"
-	set := load(t,
-		file("a", "", "{spec: {securityContext: {hostNetwork: {require: true}}, "+lists+"}}"),
+	set := load(t, file("a", "", "{spec: {securityContext: {hostNetwork: {require: true}}, "+lists+"}}"),
 		file("b", "", "{spec: {"+lists+"}}"))
 	pod, c := allowed(), container("web")
 	c.Kind, c.Privileged = admission.Value[admission.Kind]{}, admission.Set(false) // matches one list only
-	d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: withPods, AssumeUnknown: true})
+	d := set.Judge(&pod, list{c}, options{From: withPods, AssumeUnknown: true})
 	for _, v := range d.Violations {
 		if v.Policy == "b" {
 			t.Errorf("%v; want no violation of b", v)
@@ -373,7 +364,7 @@ func TestViolationsAreBounded(t *testing.T) {
 	c.Mounts = set(mounts)
 	c.Name = strings.Repeat("c", 1<<10)
 	pod := allowed()
-	d := load(t, files...).Judge(&pod, []admission.Container{c}, restriction.Options{From: atNode})
+	d := load(t, files...).Judge(&pod, list{c}, options{From: atNode})
 	if d.Admitted || len(d.Violations) != policies*most {
 		t.Fatalf("Judge = %v with %d violations; want a denial with %d for each of %d policies", d.Admitted,
 			len(d.Violations), most, policies)

@@ -12,6 +12,11 @@ import (
 
 var must = testkit.Must
 
+type (
+	options = restriction.Options
+	list    = []admission.Container
+)
+
 const (
 	atNode, withPods = restriction.Node, restriction.NodeWithPodSource
 

@@ -45,8 +45,7 @@ func (r random) boolean() string {
 
 func (r random) mapping(keys, values []string) string {
 	return "{" + some(r, "requireKeys", "["+pick(r, keys...)+"]") + some(r, "keyWhitelist",
-		"["+strings.Join(keys, ", ")+"]") +
-		some(r, "keyBlacklist", "["+pick(r, keys...)+"]") + some(r, "values",
+		"["+strings.Join(keys, ", ")+"]") + some(r, "keyBlacklist", "["+pick(r, keys...)+"]") + some(r, "values",
 		"{"+pick(r, keys...)+": "+r.str(values...)+"}") + "}"
 }
 
@@ -56,11 +55,9 @@ func (r random) container() string {
 	security := "{" + some(r, "privileged", r.boolean()) + some(r, "runAsUser", r.number()) + some(r, "runAsNonRoot",
 		r.boolean()) +
 		some(r, "readOnlyRootFilesystem", r.boolean()) + some(r, "allowPrivilegeEscalation", r.boolean()) + some(r,
-		"capabilities", caps) +
-		some(r, "seLinuxOptions", "{type: "+r.str("container_t", "spc_t")+"}") + "}"
+		"capabilities", caps) + some(r, "seLinuxOptions", "{type: "+r.str("container_t", "spc_t")+"}") + "}"
 	return "{" + some(r, "image", "[{registry: "+r.str("docker.io", "registry.test")+", tag: "+r.str("latest",
-		"v1")+"}]") +
-		some(r, "imagePullPolicy", r.str("Always", "Never")) + some(r, "securityContext", security) + "}"
+		"v1")+"}]") + some(r, "imagePullPolicy", r.str("Always", "Never")) + some(r, "securityContext", security) + "}"
 }
 
 func (r random) spec() string {
@@ -68,8 +65,7 @@ func (r random) spec() string {
 		"shareProcessNamespace", r.boolean()) +
 		some(r, "supplementalGroups", r.number()) + some(r, "fsGroup", r.number()) + "}"
 	volume := "{" + some(r, "volumeType", r.str("secret", "hostPath", "emptyDir")) + some(r, "hostPath",
-		"{path: {whitelist: ["+pick(r, "/a", "/a/b", "/")+"]}}") +
-		some(r, "mount", "{readOnly: "+r.boolean()+"}") + "}"
+		"{path: {whitelist: ["+pick(r, "/a", "/a/b", "/")+"]}}") + some(r, "mount", "{readOnly: "+r.boolean()+"}") + "}"
 	pod := "{" + some(r, "restartPolicy", r.str("Always", "Never")) + some(r, "terminationGracePeriodSeconds",
 		r.number()) +
 		some(r, "nodeSelector", r.mapping([]string{"disk", "zone"}, []string{"ssd", "b"})) + some(r, "securityContext",
@@ -161,7 +157,7 @@ func TestPropertiesOfSets(t *testing.T) {
 			files = append(files, r.file(string(rune('b'+i)), pick(r, "Drop", "Drop", "Accept")))
 		}
 		pod, containers := r.pod()
-		options := restriction.Options{From: pick(r, restriction.Admission, atNode, withPods), Refuse: r.IntN(2) == 0}
+		options := options{From: pick(r, restriction.Admission, atNode, withPods), Refuse: r.IntN(2) == 0}
 		judge := func(files []restriction.File) restriction.Decision {
 			return load(t, files...).Judge(&pod, containers, options)
 		}
@@ -204,15 +200,15 @@ func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
 		r := newRandom(seed)
 		set := load(t, r.file("a", "Drop"), r.file("b", pick(r, "Drop", "Accept")))
 		pod, containers := r.pod()
-		want := set.Judge(&pod, containers, restriction.Options{}).Admitted
+		want := set.Judge(&pod, containers, options{}).Admitted
 		blind, blindContainers := pod, append([]admission.Container(nil), containers...)
 		r.forget(reflect.ValueOf(&blind).Elem())
 		blind.NamespaceLabels = pod.NamespaceLabels // decide what is bound
 		for i := range blindContainers {
 			r.forget(reflect.ValueOf(&blindContainers[i]).Elem())
 		}
-		least := set.Judge(&blind, blindContainers, restriction.Options{}).Admitted
-		most := set.Judge(&blind, blindContainers, restriction.Options{AssumeUnknown: true}).Admitted
+		least := set.Judge(&blind, blindContainers, options{}).Admitted
+		most := set.Judge(&blind, blindContainers, options{AssumeUnknown: true}).Admitted
 		if least && !want || want && !most {
 			t.Fatalf("seed %d: admitted with unknown fields: %v, with all values: %v, under the most favorable values: %v", seed,
 				least, want, most)
@@ -243,7 +239,7 @@ func FuzzPolicyFile(f *testing.F) {
 		}
 		pod, containers := newRandom(1).pod()
 		for _, from := range []restriction.Source{restriction.Admission, atNode, withPods} {
-			if d := s.Judge(&pod, containers, restriction.Options{From: from}); !d.Admitted && len(d.Violations) == 0 {
+			if d := s.Judge(&pod, containers, options{From: from}); !d.Admitted && len(d.Violations) == 0 {
 				t.Error("a pod is denied without a reason")
 			}
 		}
@@ -261,8 +257,8 @@ func FuzzHostPath(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p string) {
 		c := c
 		c.Mounts = admission.Set([]admission.Mount{hostPath(p)})
-		inside := allow.Judge(&pod, []admission.Container{c}, restriction.Options{}).Admitted
-		outside := deny.Judge(&pod, []admission.Container{c}, restriction.Options{}).Admitted
+		inside := allow.Judge(&pod, list{c}, options{}).Admitted
+		outside := deny.Judge(&pod, list{c}, options{}).Admitted
 		segments := strings.FieldsFunc(p, func(r rune) bool { return r == '/' })
 		var clean []string
 		for _, s := range segments {

@@ -47,7 +47,7 @@ func TestSamePodsHaveTheSameAnswer(t *testing.T) {
 			admission.StageAdmission, admission.StageTemplate,
 			admission.StageImageReview,
 		} {
-			options := restriction.Options{Stage: scope}
+			options := options{Stage: scope}
 			if x, y := set.Judge(&a, containersOfA, options), set.Judge(&b, containersOfB, options); x.Admitted != y.Admitted ||
 				x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
 				t.Fatalf("seed %d: the same pods get the answers %+v and %+v", seed, x, y)
@@ -69,8 +69,7 @@ func (r random) replace(to, from reflect.Value) {
 }
 
 func TestSame(t *testing.T) {
-	set := load(t,
-		file("images", "", "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}]}}"),
+	set := load(t, file("images", "", "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}]}}"),
 		file("volumes", "", "{spec: {volumes: [{requireEmpty: true}]}}"),
 		file("elsewhere", "{namespaces: [other]}", "{metadata: {labels: {requireKeys: [x]}}}"))
 	base, c := allowed(), container("web")
@@ -98,14 +97,14 @@ func TestSame(t *testing.T) {
 	} {
 		pod, changed := base, c
 		tc.change(&pod, &changed)
-		if got := set.Same(&base, &pod, []admission.Container{c}, []admission.Container{changed}); got != tc.want {
+		if got := set.Same(&base, &pod, list{c}, list{changed}); got != tc.want {
 			t.Errorf("%s: Same = %v; want %v", tc.name, got, tc.want)
 		}
 	}
-	if set.Same(&base, &base, []admission.Container{c}, []admission.Container{c, c}) {
+	if set.Same(&base, &base, list{c}, list{c, c}) {
 		t.Error("one more container is the same")
 	}
-	if !(*restriction.Set)(nil).Same(&base, &base, nil, []admission.Container{c}) {
+	if !(*restriction.Set)(nil).Same(&base, &base, nil, list{c}) {
 		t.Error("without policies a pod is not the same")
 	}
 }
@@ -128,7 +127,7 @@ func TestSameKnowsEveryField(t *testing.T) {
 		unknown := admission.Pod{Namespace: "team-a"}
 		known, web := allowed(), container("web")
 		known.AutomountServiceAccountToken, known.ActiveDeadlineSeconds = admission.Set(true), admission.Set[int64](1)
-		if policy(t, spec).Same(&unknown, &known, []admission.Container{{}}, []admission.Container{web}) {
+		if policy(t, spec).Same(&unknown, &known, list{{}}, list{web}) {
 			t.Errorf("%s: a pod with all fields is the same as one without", f.Path)
 		}
 	}
@@ -161,16 +160,16 @@ func TestScope(t *testing.T) {
 		if tc.image == "" {
 			c.Image = admission.Absent[string]()
 		}
-		pod, containers := template, []admission.Container{c}
+		pod, containers := template, list{c}
 		if tc.scope == admission.StageImageReview {
-			pod, containers = admission.Pod{Namespace: "team-a"}, []admission.Container{{Name: "web", Image: c.Image}}
+			pod, containers = admission.Pod{Namespace: "team-a"}, list{{Name: "web", Image: c.Image}}
 		}
 		files := []restriction.File{file("test", tc.binding, named)}
 		if tc.binding != "" {
 			files = append(files, file("none", "", "{metadata: {labels: {requireEmpty: true}}, spec: {containers: [{image: "+
 				"[{registry: {whitelist: [none.test]}}]}]}}"))
 		}
-		if d := load(t, files...).Judge(&pod, containers, restriction.Options{Stage: tc.scope}); d.Admitted != tc.want {
+		if d := load(t, files...).Judge(&pod, containers, options{Stage: tc.scope}); d.Admitted != tc.want {
 			t.Errorf("%s: admitted %v, %v; want %v", name, d.Admitted, d.Violations, tc.want)
 		}
 	}
@@ -178,8 +177,8 @@ func TestScope(t *testing.T) {
 		"[{registry: {whitelist: [b.test]}}]}]}}")
 	for image, want := range map[string]bool{"a.test/x": true, "b.test/x": true, "c.test/x": false} {
 		pod := admission.Pod{Namespace: "team-a"}
-		if d := either.Judge(&pod, []admission.Container{{Image: admission.Set(image)}},
-			restriction.Options{Stage: admission.StageImageReview}); d.Admitted != want {
+		if d := either.Judge(&pod, list{{Image: admission.Set(image)}},
+			options{Stage: admission.StageImageReview}); d.Admitted != want {
 			t.Errorf("image %s in one of two lists: admitted %v; want %v", image, d.Admitted, want)
 		}
 	}

@@ -52,9 +52,9 @@ func TestValidate(t *testing.T) {
 	noContainer.Stage, noStage.Stage = admission.StageContainer, 9
 	review, static := subject(no, no), subject(no, no)
 	static.Pod.Static = true
-	review.Stage, review.Containers, review.Container = admission.StageAdmission, []admission.Container{*review.Container},
+	review.Stage, review.Containers, review.Container = admission.StageAdmission, list{*review.Container},
 		nil
-	node := restriction.Options{From: atNode}
+	node := options{From: atNode}
 	for _, c := range []struct {
 		name     string
 		options  restriction.Options
@@ -95,7 +95,7 @@ func TestValidate(t *testing.T) {
 			"false"}},
 		{
 			"refused",
-			restriction.Options{From: atNode, Refuse: true},
+			options{From: atNode, Refuse: true},
 			[][3]string{{"a", plain, never}},
 			subject(no, no),
 			admission.Deny,
@@ -105,7 +105,7 @@ func TestValidate(t *testing.T) {
 			"false"}},
 		{
 			"carried by a Pod",
-			restriction.Options{From: withPods},
+			options{From: withPods},
 			[][3]string{{"a", plain, never}},
 			subject(no, no),
 			admission.Deny,
@@ -113,7 +113,7 @@ func TestValidate(t *testing.T) {
 		},
 		{
 			"of a static Pod",
-			restriction.Options{From: withPods},
+			options{From: withPods},
 			[][3]string{{"a", plain, never}},
 			static, admission.Admit,
 			[]string{" Admit  false"},
@@ -137,10 +137,9 @@ func TestValidate(t *testing.T) {
 // The stages that are reviews judge all containers at once. A template leaves the name to its pods, an image review all
 // but images.
 func TestReviews(t *testing.T) {
-	c := chainOf(t, restriction.Options{From: atNode},
+	c := chainOf(t, options{From: atNode},
 		[3]string{"a", plain, "{containers: [{image: [{registry: {whitelist: [a.test]}}]}]}, metadata: {name: {whitelist: " +
-			"[web]}}"},
-		[3]string{"b", plain, noHostNetwork})
+			"[web]}}"}, [3]string{"b", plain, noHostNetwork})
 	image := func(name string) admission.Container {
 		return admission.Container{
 			Name: name, Kind: admission.Set(admission.KindContainer),
@@ -193,7 +192,7 @@ func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 	s := subject(admission.Set(false), admission.Set(false))
 	s.Container.Mounts = admission.Set(mounts)
 	noHostPath := "{volumes: [{volumeType: {blacklist: [hostPath]}}]}"
-	d := chainOf(t, restriction.Options{From: atNode}, [3]string{"a", audit, noHostPath},
+	d := chainOf(t, options{From: atNode}, [3]string{"a", audit, noHostPath},
 		[3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
 	perPolicy := map[string]int{}
 	for _, f := range d.Findings {
