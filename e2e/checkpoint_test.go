@@ -30,8 +30,7 @@ func TestCheckpointImageNamesAnotherImage(t *testing.T) {
 		bait := s.public("evil/bait:1", checkpoint("bait", base, base))
 		trap := s.public("evil/checkpoint:1", checkpoint("trap", base, base))
 
-		// The control: asked directly, containerd creates a container of team B on team A's image, for
-		// which no registry has seen a credential.
+		// The control: asked directly, containerd creates a container of team B on team A's image.
 		thief := pod("team-b", bait, node.IfNotPresent)
 		s.must(direct.Sandbox(t.Context(), thief))
 		o := s.asked(app, 0, func() node.Outcome { return direct.Start(t.Context(), thief) })
@@ -44,8 +43,7 @@ func TestCheckpointImageNamesAnotherImage(t *testing.T) {
 		}
 		s.must(direct.Remove(t.Context(), thief))
 
-		// Through pullgated: the image asked for is public, so its pull is open to all, and the gate forwards
-		// the creation. The container is a restored one.
+		// Through pullgated the gate forwards the creation, because the image asked for is public. The container is restored.
 		thief = pod("team-b", trap, node.IfNotPresent)
 		s.must(s.k.Sandbox(t.Context(), thief))
 		o = s.asked(app, 0, func() node.Outcome { return s.k.Start(t.Context(), thief) })
@@ -79,8 +77,7 @@ func TestCheckpointImageNamesAnotherImage(t *testing.T) {
 	}, debian, containerd21, containerd22, containerd24)
 }
 
-// With allowRestores the image that the runtime reports is judged. The container does not start without criu, which is
-// an error of containerd.
+// With allowRestores the image that the runtime reports is judged. Without criu the container does not start.
 func TestCheckpointImageWithAllowRestores(t *testing.T) {
 	on(t, func(t runtimeTest) {
 		s := begin(t, "allowRestores: true")
@@ -143,16 +140,13 @@ func checkpoint(content, base, name string) node.Image {
 	}
 }
 
-// imageOf returns the ID of the image that a container was created on, "" if there is no container.
 func imageOf(s *suite, k *node.Kubelet, container string) string {
 	s.Helper()
 	if container == "" {
 		return ""
 	}
 	status := testkit.Value(k.Runtime.ContainerStatus(s.Context(), container, false))(s)
-	name := status.GetStatus().GetImageRef()
-	image := testkit.Value(k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false))(s)
-	return image.GetImage().GetId()
+	return s.idUnder(k, status.GetStatus().GetImageRef())
 }
 
 func containersOf(s *suite, k *node.Kubelet, p *node.Pod) []*runtimeapi.Container {

@@ -8,8 +8,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// The store is on a file system that fills up: no new pull, but pods with a proof still start. The free pages
-// of the file can still be written, so it takes a few pulls until one fails.
+// On a full disk pods with a proof start. Free pages of the file can be written, so it takes pulls until one fails.
 func TestFullDisk(t *testing.T) {
 	on(t, func(t runtimeTest) {
 		s := begin(t)

@@ -12,8 +12,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// restores reports whether the containerd restores checkpoint images without an option for it. The others treat one as
-// an ordinary image.
+// restores reports whether the containerd restores checkpoint images; to the others one is an ordinary image.
 func (t runtimeTest) restores() bool {
 	return t.containerd == containerd21 || t.containerd == containerd22
 }
@@ -21,8 +20,7 @@ func (t runtimeTest) restores() bool {
 // forges reports whether a checkpoint can give any image of the node any name. docs/design/0022 has the versions.
 func (t runtimeTest) forges() bool { return t.containerd == containerd22 }
 
-// onEachRestorer runs a test on a containerd of each kind: without checkpoints, with them, with forged names, and with
-// a switch.
+// onEachRestorer runs a test on a containerd without checkpoints, with them, with forged names, and with a switch.
 func onEachRestorer(t *testing.T, test func(runtimeTest)) {
 	t.Helper()
 	on(t, test, debian, containerd21, containerd22, containerd24)
@@ -55,7 +53,6 @@ func (s *suite) refused(t runtimeTest, image node.Pushed) (text string) {
 	return text
 }
 
-// idUnder returns the ID of the image that containerd has under a name.
 func (s *suite) idUnder(k *node.Kubelet, name string) string {
 	s.Helper()
 	status := testkit.Value(k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false))(s)
@@ -100,7 +97,6 @@ func TestCheckpointForgesTheImageOfItsContainer(t *testing.T) {
 	})
 }
 
-// wantRootOf wants that the root file system of a container is of an image.
 func (s *suite) wantRootOf(k *node.Kubelet, container string, image node.Pushed) {
 	s.Helper()
 	status := testkit.Value(k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: image.Name}, true))(s)

@@ -12,8 +12,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// containerd resolves any prefix of an image ID to the image. Through pullgated no such name resolves to an image,
-// and the answers are the same whether one image, several or none have the prefix.
+// containerd resolves a prefix of an image ID. Through pullgated none resolves, and the answer is always the same.
 func TestNamesThatAreImageIDs(t *testing.T) {
 	onEach(t, func(t runtimeTest) {
 		s := begin(t)
@@ -84,7 +83,6 @@ func TestNamesThatAreImageIDs(t *testing.T) {
 	})
 }
 
-// prefixes returns a prefix that one image has, one that several have, and one that none has.
 func prefixes(images []*runtimeapi.Image) (unique, ambiguous, nothing string) {
 	count := map[string]int{}
 	for _, i := range images {

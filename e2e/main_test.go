@@ -16,7 +16,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// The nodes of the tests.
 const (
 	debian       = "containerd-1.6" // or whatever the machine has
 	containerd21 = release.Containerd21
@@ -38,7 +37,6 @@ var nodes = host.NewShared(func(containerd string) (_ *node.Node, err error) {
 
 func TestMain(m *testing.M) { os.Exit(nodes.Main(m)) }
 
-// A runtimeTest is a test on one containerd.
 type runtimeTest struct {
 	*testing.T
 	containerd string
@@ -62,7 +60,6 @@ func (t runtimeTest) run(name string, test func(runtimeTest)) {
 	t.Run(name, func(sub *testing.T) { test(runtimeTest{T: sub, containerd: t.containerd}) })
 }
 
-// A suite has the parts that one test uses.
 type suite struct {
 	*testing.T
 	node *node.Node
@@ -82,7 +79,7 @@ func begin(t runtimeTest, settings ...string) *suite {
 func (s *suite) protect(runtime string, settings ...string) {
 	s.Helper()
 	t := s.T
-	gate := testkit.Value(s.node.ProtectRuntime(t.Context(), runtime, settings...))(s)
+	gate := testkit.Value(s.node.Protect(t.Context(), runtime, settings...))(s)
 	s.gate = gate
 	s.k = s.dial(gate.Endpoint())
 	t.Cleanup(func() {
@@ -124,23 +121,22 @@ func (s *suite) must(err error) {
 
 // private pushes an image that only alice and dora may pull.
 func (s *suite) private(name string, i node.Image) node.Pushed {
-	s.Helper()
-	i.Content = cmp.Or(i.Content, s.Name()+name)
-	return testkit.Value(s.node.PushPrivate(s.Context(), name, i))(s)
+	return s.push(s.node.Private, name, i)
 }
 
-func (s *suite) public(name string, i node.Image) node.Pushed {
+func (s *suite) public(name string, i node.Image) node.Pushed { return s.push(s.node.Public, name, i) }
+
+func (s *suite) push(r *node.Registry, name string, i node.Image) node.Pushed {
 	s.Helper()
 	i.Content = cmp.Or(i.Content, s.Name()+name)
-	return testkit.Value(s.node.PushPublic(s.Context(), name, i))(s)
+	return testkit.Value(r.Push(s.Context(), name, i))(s)
 }
 
 func pod(namespace string, image node.Pushed, policy string, secrets ...node.Login) *node.Pod {
 	return &node.Pod{Namespace: namespace, Name: "pod", Image: image.Name, Policy: policy, Secrets: secrets}
 }
 
-// run runs a pod and removes it; it fails if the state is another one than wanted, or the registry saw
-// another number of requests for the image (-1: any).
+// run runs a pod and removes it. It wants a state, and a number of requests for the image (-1: any).
 func (s *suite) run(p *node.Pod, image node.Pushed, state string, requests int) node.Outcome {
 	s.Helper()
 	o := s.keep(p, image, state, requests)
@@ -160,13 +156,11 @@ func (s *suite) keep(p *node.Pod, image node.Pushed, state string, requests int)
 	})
 }
 
-// asked counts the requests for the image in the registries' own logs while f runs.
+// asked counts the requests for the image that the registries answer while f runs.
 func (s *suite) asked(image node.Pushed, want int, f func() node.Outcome) node.Outcome {
 	s.Helper()
 	private, public := s.node.Private.Mark(), s.node.Public.Mark()
 	o := f()
-	s.node.Private.Mark()
-	s.node.Public.Mark()
 	seen := append(s.node.Private.Requests(private, image.Repository), s.node.Public.Requests(public, image.Repository)...)
 	if want >= 0 && len(seen) != want {
 		s.Errorf("the registry saw %d requests for %s: %v; want %d", len(seen), image.Repository, seen, want)

@@ -15,8 +15,7 @@ func (s *suite) imported(p node.Pushed) {
 	s.must(s.node.Containerd.Import(s.Context(), archive))
 }
 
-// An image that appears without a pull is preloaded by default, and needs proof with untrackedImages: Verify. Images
-// that were present at the first start are preloaded in both cases.
+// An image that appears without a pull is preloaded, with untrackedImages: Verify only one from before the first start.
 func TestUntrackedImages(t *testing.T) {
 	onEach(t, func(t runtimeTest) {
 		b := bare(t)
@@ -33,8 +32,7 @@ func TestUntrackedImages(t *testing.T) {
 	})
 }
 
-// After a loss or damage of the store, a new one starts in distrust: no image on the node counts as
-// preloaded until the operator ends distrust.
+// After a loss or damage of the store, no image counts as preloaded until the operator ends distrust.
 func TestLostStoreAllowsNothing(t *testing.T) {
 	on(t, func(t runtimeTest) {
 		b := bare(t)

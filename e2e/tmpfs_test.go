@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,8 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
-// onTmpfs moves pullgated's state onto a small file system of its own and returns what fills it up.
-// pullgated must not run.
+// onTmpfs moves the state of a stopped pullgated onto a small file system, and returns what fills it up.
 func (s *suite) onTmpfs() (fill func()) {
 	s.Helper()
 	state := filepath.Join(s.gate.Dir(), "state")
@@ -28,21 +26,13 @@ func (s *suite) onTmpfs() (fill func()) {
 	}
 	return func() {
 		f := testkit.Value(os.Create(filepath.Join(state, "ballast")))(s)
-		if _, err := io.Copy(f, zeros{}); err == nil {
+		if _, err := f.Write(make([]byte, 2<<20)); err == nil {
 			s.Fatal("the file system does not fill up")
 		}
 		s.must(f.Close())
 	}
 }
 
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) {
-	clear(p)
-	return len(p), nil
-}
-
-// damageStore loses or damages the store of a pullgated that does not run.
 func (s *suite) damageStore(how string) {
 	s.Helper()
 	store := filepath.Join(s.gate.Dir(), "state", "records.db")

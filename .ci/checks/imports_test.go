@@ -25,7 +25,6 @@ const module = "github.com/pullgate/pullgate/"
 //go:embed imports.txt
 var table string
 
-// A rule is a layer or a wall.
 type rule struct {
 	wall          bool
 	of, to        string

@@ -23,8 +23,7 @@ var (
 	notInAnchor = regexp.MustCompile(`[^\pL\p{Nd} _-]`)
 )
 
-// links reports every relative link in a Markdown file under fsys that leads nowhere: to no file or folder, or to no
-// heading of the file. Links to other hosts are not followed.
+// links reports every relative link in a Markdown file that leads to no file, folder or heading.
 func links(t *testing.T, fsys fs.FS) {
 	t.Helper()
 	walk(t, fsys, ".md", func(name, content string) {
@@ -76,8 +75,7 @@ func follow(fsys fs.FS, from, target string) string {
 	return ""
 }
 
-// anchors returns the names that a Markdown file's headings have in links, as code forges make them: letters and digits
-// in lower case, spaces to hyphens, nothing else.
+// anchors returns the names of headings in links: letters and digits in lower case, spaces as hyphens, nothing else.
 func anchors(content string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(content, ""), -1) {

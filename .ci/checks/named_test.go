@@ -28,8 +28,7 @@ func programs(t *testing.T, f func(name string, fset *token.FileSet, file *ast.F
 	})
 }
 
-// A page of docs/ that a string of a program, a unit or a script of the packages names is one that a reader of an
-// installed program finds: by a URL, or in the directory of the package.
+// A page of docs/ that a program, a unit or a package script names is found by a URL, or in the installed files.
 func TestNamedDocumentsExist(t *testing.T) {
 	const home = "https://github.com/pullgate/pullgate/blob/main/"
 	see := func(name, text string) {

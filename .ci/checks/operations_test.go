@@ -11,9 +11,7 @@ import (
 	"testing"
 )
 
-// Operators see log messages, flags and metrics before the source, so each of them is documented: log messages in
-// docs/log-messages.md, flags in the page of their program, and metrics in docs/metrics.md, those of pullgate-policyd
-// in its page.
+// Operators see log messages, flags and metrics before the source, so each of them is documented.
 func TestOperatorsDocumentationIsComplete(t *testing.T) {
 	pages := map[string]string{
 		"log message": "log-messages.md", "metric": "metrics.md", "metric of pullgate-policyd": "pullgate-policyd.md",

@@ -16,11 +16,9 @@ import (
 	"unicode/utf8"
 )
 
-// root is the root of the project, seen from this package.
 const root = "../.."
 
-// walk calls f for every file with the extension, but for those that are not source: testdata, and what is built or
-// fetched.
+// walk calls f for every file with the extension, except testdata and what is built or fetched.
 func walk(t *testing.T, fsys fs.FS, ext string, f func(name, content string)) {
 	t.Helper()
 	skipped := []string{"testdata", "vendor", "node_modules", "bin", "dist", ".git", ".cache"}

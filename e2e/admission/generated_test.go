@@ -10,11 +10,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"sync"
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/api/imagepolicy/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	// generatedNamespaces is how many namespaces with policies of their own are generated, and generatedPods how many
-	// pods for each.
+	// generatedNamespaces is how many namespaces have policies of their own, and generatedPods how many pods each has.
 	generatedNamespaces = 50
 	generatedPods       = 10
 	// deniedImage is one of the generated images. The backend denies it in half of the namespaces.
@@ -42,7 +41,7 @@ func generated(r *row) {
 	r.Logf("GENERATED_SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
 	g := r.generate(random)
-	h := r.startWebhook(r.T, "generated", g.folder, "kubeconfig: "+r.path("namespaces.kubeconfig"))
+	h := r.startWebhook(r.T, "generated", loopback, g.folder, "kubeconfig: "+r.path("namespaces.kubeconfig"))
 	r.backend.Set(deniedImage, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo})
 	r.register(h.configuration(r.T))
 	r.label(webhookLabel, h.name)
@@ -75,7 +74,6 @@ func generated(r *row) {
 	}
 }
 
-// A generation is what is generated.
 type generation struct {
 	folder, labels string // the policy folder, and the file with the labels of namespaces for a node
 	pods           []*corev1.Pod
@@ -115,16 +113,15 @@ func (r *row) generate(random *rand.Rand) generation {
 func (r *row) createAll(pods []*corev1.Pod) []*corev1.Pod {
 	r.Helper()
 	errs := make([]error, len(pods))
-	var all sync.WaitGroup
-	turns := make(chan struct{}, 8)
+	var all errgroup.Group
+	all.SetLimit(8)
 	for i, p := range pods {
-		turns <- struct{}{}
-		all.Go(func() {
+		all.Go(func() error {
 			_, errs[i] = r.core.Pods(p.Namespace).Create(r.Context(), p, dryRunOnly)
-			<-turns
+			return nil
 		})
 	}
-	all.Wait()
+	_ = all.Wait() // each error is looked at
 	var admitted []*corev1.Pod
 	for i, err := range errs {
 		switch {
@@ -202,7 +199,7 @@ func (r *row) admitsParts(h *webhook, pods []*corev1.Pod) {
 		for _, c := range append(p.Spec.Containers, p.Spec.InitContainers...) {
 			review.Spec.Containers = append(review.Spec.Containers, v1alpha1.ImageReviewContainerSpec{Image: c.Image})
 		}
-		_, text, err := r.post(r.T, h, "/imagereview", bytes.NewReader(mustJSON(r.T, review)))
+		_, text, err := h.Post(r.Context(), "/imagereview", bytes.NewReader(mustJSON(r.T, review)))
 		testkit.Must(r, err)
 		if testkit.Must(r, json.Unmarshal([]byte(text), &review)); !review.Status.Allowed {
 			r.Errorf("pod %d: images are denied, %q, and the pod is not", i, review.Status.Reason)

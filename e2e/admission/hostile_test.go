@@ -1,6 +1,7 @@
 package admission_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -27,10 +28,10 @@ func TestHostileClients(t *testing.T) {
 	w.authority = testkit.Value(testkit.NewAuthority("authority of webhooks"))(t)
 	testkit.Must(t, os.Mkdir(w.path(clusterOne), 0o700))
 	testkit.Must(t, os.WriteFile(w.path(clusterOne, "labels.yaml"), []byte(labelsRestricted), 0o600))
-	h := w.startWebhook(t, "hostile", w.path(clusterOne))
+	h := w.startWebhook(t, "hostile", loopback, w.path(clusterOne))
 	answers := func(after string) {
 		t.Helper()
-		status, text, err := w.post(t, h, "/admission/validate", strings.NewReader(review("{}", 1)))
+		status, text, err := h.Post(t.Context(), "/admission/validate", strings.NewReader(review("{}", 1)))
 		if err != nil || status != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
 			t.Errorf("after %s: %d %s, %v; want an admission", after, status, text, err)
 		}
@@ -45,15 +46,15 @@ func TestHostileClients(t *testing.T) {
 	all.Wait()
 	answers("1,000 connections")
 
-	many := strings.Repeat
+	many, large := strings.Repeat, make([]byte, 100<<20)
 	for name, body := range map[string]func() io.Reader{
-		"a body of 100 MiB": func() io.Reader { return io.LimitReader(zeros{}, 100<<20) },
+		"a body of 100 MiB": func() io.Reader { return bytes.NewReader(large) },
 		"a large object":    func() io.Reader { return strings.NewReader(review(`{"x":"`+many("x", 2<<20)+`"}`, 1)) },
 		"many containers":   func() io.Reader { return strings.NewReader(review("{}", 1<<19)) },
 		"an unclosed list":  func() io.Reader { return strings.NewReader(many("[{},", 1<<20)) },
 	} {
 		for range 16 {
-			all.Go(func() { _, _, _ = w.post(t, h, "/admission/validate", body()) }) // of which some are refused
+			all.Go(func() { _, _, _ = h.Post(t.Context(), "/admission/validate", body()) }) // of which some are refused
 		}
 		all.Wait()
 		answers(name)
@@ -65,10 +66,6 @@ func TestHostileClients(t *testing.T) {
 	}
 }
 
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
-
 // review returns the review of an update of a pod with a number of containers.
 func review(container string, n int) string {
 	object := `{"spec":{"containers":[` + strings.Repeat(container+",", n-1) + container + `]}}`
@@ -77,23 +74,9 @@ func review(container string, n int) string {
 		`"namespace":"hostile","name":"app","object":%s,"oldObject":%s}}`, object, object)
 }
 
-func (w *world) post(t *testing.T, h *webhook, path string, body io.Reader) (int, string, error) {
-	t.Helper()
-	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.authority.Pool()}, DisableKeepAlives: true}
-	req := testkit.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+h.address+path, body))(t)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := tr.RoundTrip(req)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(text), err
-}
-
 // misbehave makes a connection and keeps it until the server closes it.
 func (w *world) misbehave(ctx context.Context, h *webhook, how int) error {
-	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", h.address)
+	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", h.Address)
 	if err != nil {
 		return err
 	}

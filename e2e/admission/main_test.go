@@ -7,7 +7,6 @@ import (
 	"testing"
 )
 
-// Releases of Kubernetes.
 const (
 	kubernetes134 = "1.34"
 	kubernetes136 = "1.36" // reads webhooks from its disk too

@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	// canary is in the environment, the labels and the arguments of all pods, and in the Secret that they use for
-	// pulls.
+	// canary is in the environment, labels and arguments of all pods, and in their pull Secret.
 	canary     = "canary-4711"
 	secretName = "canary-4711-secret"
 	// forbidden is the key of a label that is denied in most namespaces.
@@ -48,8 +47,7 @@ spec: {spec: {securityContext: {%s: {require: false}}}}
 `, name, metadata, binding, field)
 }
 
-// policies returns the files of the policy folders: of the webhook two all, of the other one those that need no API
-// server.
+// policies returns the files of a policy folder. Only the webhook two has those that need an API server.
 func policies(name string) map[string]string {
 	all := map[string]string{"labels.yaml": labelsRestricted}
 	if name == clusterTwo {
@@ -101,7 +99,6 @@ func (r *row) probe() error {
 	return err
 }
 
-// A kind is a kind of objects with pods.
 type kind struct {
 	resource schema.GroupVersionResource
 	path     []string // of the pod template; none for a pod

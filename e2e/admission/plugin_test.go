@@ -3,7 +3,6 @@ package admission_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
@@ -42,7 +42,6 @@ func annotated(key, value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Annotations[key] = value }
 }
 
-// addEphemeral adds an ephemeral container to a pod that exists.
 func (r *row) addEphemeral(pod, image string, privileged bool) error {
 	pods := r.core.Pods(r.namespace)
 	p := testkit.Value(pods.Get(r.Context(), pod, metav1.GetOptions{}))(r)
@@ -57,8 +56,7 @@ func (r *row) addEphemeral(pod, image string, privileged bool) error {
 	return err
 }
 
-// pluginAsksPolicyd has the plugin of the API server ask the endpoint /imagereview of a pullgate-policyd, which allows
-// the images that restrictions allow for the namespace.
+// pluginAsksPolicyd has the plugin ask /imagereview of a pullgate-policyd, which allows what restrictions allow.
 func pluginAsksPolicyd(r *row) {
 	folder := r.path("images")
 	testkit.Must(r, os.MkdirAll(folder, 0o700))
@@ -69,8 +67,8 @@ binding: {mode: Drop, namespaces: [images]}
 spec: {spec: {containers: [{image: [{registry: {whitelist: [good.test]}}]}]}}
 `), 0o600))
 	testkit.Must(r, r.backend.Stop())
-	p := r.startPolicyd(r.T, "images", folder, r.backend.Address(), r.backend.Pair())
-	defer func() { testkit.Must(r, errors.Join(p.Stop(), r.backend.Restart())) }()
+	p := node.StartWebhook(r, r.backend.Authority(), r.backend.Address(), r.path("policyd-images"), folder)
+	defer func() { testkit.Must(r, p.Stop(), r.backend.Restart()) }()
 
 	const bad = "bad.test/app:1"
 	const reason = pluginDenied + `pullgate: image "bad.test/app:1": policy images: ` +
@@ -210,8 +208,7 @@ func (r *row) client(p *webhook) (client *policyclient.Client, hash string) {
 	return client, found[1]
 }
 
-// twoClusters use one backend with two tokens: the API server and the pullgate-policyd of another cluster. The backend
-// knows which is which.
+// twoClusters use one backend with a token each, by which the backend knows them.
 func twoClusters(r *row) {
 	const deniedToOne, deniedToTwo = "clusters.test/one:1", "clusters.test/two:1"
 	r.backend.Set(deniedToOne, reviewbackend.Answer{Deny: true, Reason: "not in cluster one", Client: clusterOne})

@@ -77,8 +77,7 @@ func sampleContainer(r *rand.Rand, name string, pod *corev1.PodSpec) corev1.Cont
 	return c
 }
 
-// samplePolicy returns a policy file with a PodRestriction for a namespace, by its name or by the label "team", whose
-// value is the name too. It can also be for another namespace.
+// samplePolicy returns a PodRestriction for a namespace, by its name or its label "team", or for another namespace.
 func samplePolicy(r *rand.Rand, name, namespace string) []byte {
 	some := func(field string, values ...string) string {
 		if r.IntN(4) > 0 {

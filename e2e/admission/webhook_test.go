@@ -156,7 +156,7 @@ func unchanged(r *row) {
 
 // mirror creates a mirror pod as the kubelet of its node does. No other pod can become one.
 func mirror(r *row) {
-	kubelet := r.as(worker)
+	kubelet := testkit.Value(kubernetes.NewForConfig(r.cluster.Config(worker)))(r)
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: worker}}
 	n = testkit.Value(kubelet.CoreV1().Nodes().Create(r.Context(), n, metav1.CreateOptions{}))(r)
 	r.judgedBy(r.two)
@@ -217,7 +217,6 @@ func auditMode(r *row) {
 	}
 }
 
-// A recorder records warnings.
 type recorder struct {
 	mu       sync.Mutex
 	warnings []string
@@ -291,7 +290,7 @@ func (r *row) audited(name string) (found string) {
 
 // registration changes and deletes a webhook, and stops its server.
 func registration(r *row) {
-	h := r.startWebhook(r.T, "three", r.path(clusterOne))
+	h := r.startWebhook(r.T, "three", loopback, r.path(clusterOne))
 	configurations := r.webhooks
 	change := func(f func(*admissionregistrationv1.ValidatingWebhook)) {
 		r.Helper()
@@ -339,8 +338,8 @@ func timeout(r *row) {
 // service has the webhook that is one for a cluster, by a service.
 func service(r *row) {
 	address := testkit.Value(host.OwnAddress())(r)
-	h := r.startPolicyd(r.T, "service", r.path(clusterOne), r.free(r.T, address), r.pair(r.T))
-	_, port, err := net.SplitHostPort(h.address)
+	h := r.startWebhook(r.T, "service", address, r.path(clusterOne))
+	_, port, err := net.SplitHostPort(h.Address)
 	testkit.Must(r, err)
 	// What the kubelets and the controllers of a cluster do.
 	slices := schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
@@ -356,7 +355,7 @@ endpoints: [{addresses: [%s], conditions: {ready: true}}]
 	r.register(only(r.T, r.byService, r.namespace))
 	r.label(webhookLabel, r.namespace)
 	r.until("the webhook judges the namespace", func() error { return denies(r.probe()) })
-	r.wantDoctor("ok", "service "+installed+"/pullgate-policyd at "+h.address+": reached")
+	r.wantDoctor("ok", "service "+installed+"/pullgate-policyd at "+h.Address+": reached")
 }
 
 // files has a webhook that the API server reads from its disk, from its start on.

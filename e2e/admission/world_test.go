@@ -2,13 +2,10 @@ package admission_test
 
 import (
 	"cmp"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	registrationclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/yaml"
@@ -42,8 +38,7 @@ const (
 	clusterTwo = "two"
 	// worker is a node.
 	worker = "worker"
-	// patience is how long a test waits for what has to come: an API server uses a changed webhook about a second
-	// later.
+	// patience is how long a test waits: an API server uses a changed webhook about a second later.
 	patience = time.Minute
 	// webhookLabel is the label of namespaces that says which webhooks judge them.
 	webhookLabel = "webhook"
@@ -90,12 +85,11 @@ func begin(t *testing.T, release string) *world {
 	testkit.Must(t, os.WriteFile(w.path("authority.pem"), w.authority.PEM(), 0o600))
 	if release == kubernetes136 {
 		flags = append(flags, "--feature-gates=ManifestBasedAdmissionControlConfig=true")
-		w.onDisk = w.startWebhook(t, "on-disk", w.path(clusterOne))
+		w.onDisk = w.startWebhook(t, "on-disk", loopback, w.path(clusterOne))
 		testkit.Must(t, os.Mkdir(w.path("manifests"), 0o700))
 		w.onDisk.write(t)
 	}
-	options := cluster.Options{Nodes: []string{worker}, Flags: flags}
-	w.cluster = testkit.Value(cluster.Start(t.Context(), w.path("cluster"), release, options))(t)
+	w.cluster = testkit.Value(cluster.Start(t.Context(), w.path("cluster"), release, worker, flags...))(t)
 	w.core = w.cluster.Client.CoreV1()
 	w.webhooks = w.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	t.Cleanup(func() {
@@ -105,9 +99,9 @@ func begin(t *testing.T, release string) *world {
 		check(t, w.cluster.Close())
 	})
 	w.objects = testkit.Value(dynamic.NewForConfig(w.cluster.Config(cluster.Administrator)))(t)
-	w.one = w.startWebhook(t, "one", w.path(clusterOne))
+	w.one = w.startWebhook(t, "one", loopback, w.path(clusterOne))
 	w.byService = w.install(t)
-	w.two = w.startWebhook(t, "two", w.path(clusterTwo), podTemplates, "kubeconfig: "+w.namespaceReader(t))
+	w.two = w.startWebhook(t, "two", loopback, w.path(clusterTwo), podTemplates, "kubeconfig: "+w.namespaceReader(t))
 	return w
 }
 
@@ -122,8 +116,7 @@ func (w *world) path(parts ...string) string {
 	return filepath.Join(append([]string{w.dir}, parts...)...)
 }
 
-// imagePolicy is the file of a backend, without a cache. That of clusterOne is read by the API server and by the
-// pullgate-policyd one.
+// imagePolicy is the file of a backend, without a cache. The API server and the pullgate-policyd one read clusterOne's.
 func (w *world) imagePolicy(client string) []byte {
 	const fields = "\n  allowTTL: -1\n  denyTTL: -1\n  retryBackoff: 100\n  defaultAllow: false\n"
 	return []byte("imagePolicy:\n  kubeConfigFile: " + w.path(client+".kubeconfig") + fields)
@@ -145,8 +138,7 @@ plugins:
 	return []byte(text)
 }
 
-// install creates what pullgate-policyd manifests prints for a cluster with the policies of two, but the webhook, which
-// would judge all namespaces. It returns the webhook.
+// install creates what pullgate-policyd manifests prints for a cluster, except the webhook, which it returns.
 func (w *world) install(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
 	config := "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n" + podTemplates + "\n"
@@ -163,7 +155,6 @@ func (w *world) install(t *testing.T) *unstructured.Unstructured {
 	return objects[last]
 }
 
-// manifests returns what pullgate-policyd manifests prints.
 func (w *world) manifests(t *testing.T, args ...string) (all []*unstructured.Unstructured) {
 	t.Helper()
 	program := testkit.Value(node.Program("pullgate-policyd"))(t)
@@ -175,8 +166,7 @@ func (w *world) manifests(t *testing.T, args ...string) (all []*unstructured.Uns
 	return all
 }
 
-// namespaceReader returns a kubeconfig with the service account of the manifests, which may read namespaces and nothing
-// else.
+// namespaceReader returns a kubeconfig with the service account of the manifests, which may only read namespaces.
 func (w *world) namespaceReader(t *testing.T) string {
 	t.Helper()
 	accounts, request := w.core.ServiceAccounts(installed), &authenticationv1.TokenRequest{}
@@ -188,55 +178,25 @@ func (w *world) namespaceReader(t *testing.T) string {
 
 // A webhook is a pullgate-policyd that serves HTTPS.
 type webhook struct {
-	*node.Policyd
-	world   *world
-	name    string // of the webhook and of the label that chooses its namespaces
-	address string
+	*node.Webhook
+	world *world
+	name  string // of the webhook and of the label that chooses its namespaces
 }
 
-// startWebhook starts a pullgate-policyd with a policy folder on the loopback address.
-func (w *world) startWebhook(t *testing.T, name, policies string, settings ...string) *webhook {
+const loopback = "127.0.0.1"
+
+// startWebhook starts a pullgate-policyd with a policy folder on an address.
+func (w *world) startWebhook(t *testing.T, name, ip, policies string, settings ...string) *webhook {
 	t.Helper()
-	return w.startPolicyd(t, name, policies, w.free(t, "127.0.0.1"), w.pair(t), settings...)
+	address := fmt.Sprintf("%s:%d", ip, testkit.Value(host.FreePort())(t))
+	h := node.StartWebhook(t, w.authority, address, w.path("policyd-"+name), policies, settings...)
+	return &webhook{h, w, name}
 }
 
-// free returns an address of a host that is free at the moment.
-func (*world) free(t *testing.T, ip string) string {
-	t.Helper()
-	port := testkit.Value(host.FreePort())(t)
-	return net.JoinHostPort(ip, strconv.Itoa(port))
-}
-
-// pair returns a certificate for a webhook, also by the service of the manifests.
-func (w *world) pair(t *testing.T) testkit.Pair {
-	t.Helper()
-	pair, err := w.authority.Issue(pkix.Name{CommonName: "webhook"}, time.Time{}, "pullgate-policyd."+installed+".svc")
-	testkit.Must(t, err)
-	return pair
-}
-
-func (w *world) startPolicyd(
-	t *testing.T, name, policies, address string, pair testkit.Pair, settings ...string,
-) *webhook {
-	t.Helper()
-	dir := w.path("policyd-" + name)
-	testkit.Must(t, os.MkdirAll(dir, 0o700))
-	https := testkit.Value(node.HTTPS(dir, address, pair))(t)
-	p := testkit.Value(node.StartPolicyd(t.Context(), dir, policies, append(settings, https)...))(t)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("pullgate-policyd %s:\n%s", name, p.Log())
-		}
-		check(t, p.Close())
-	})
-	return &webhook{p, w, name, address}
-}
-
-// printed returns the webhook that pullgate-policyd manifests prints for the URL of a pullgate-policyd, only for the
-// namespaces with its name as the label.
+// printed returns the webhook that pullgate-policyd manifests prints, only for namespaces with its name as the label.
 func (h *webhook) printed(t *testing.T) *webhookConfiguration {
 	t.Helper()
-	objects := h.world.manifests(t, "--url", "https://"+h.address, "--config", filepath.Join(h.Dir(), "policyd.yaml"))
+	objects := h.world.manifests(t, "--url", "https://"+h.Address, "--config", filepath.Join(h.Dir(), "policyd.yaml"))
 	return only(t, objects[0], h.name)
 }
 
@@ -251,8 +211,7 @@ func only(t *testing.T, object *unstructured.Unstructured, label string) *webhoo
 	return c
 }
 
-// configuration returns the webhook as an object that one of the API can be. What fails is denied, or it would look
-// admitted.
+// configuration returns the webhook as an object of the API. It fails closed, because failures would look admitted.
 func (h *webhook) configuration(t *testing.T) *webhookConfiguration {
 	t.Helper()
 	c := h.printed(t)
@@ -272,7 +231,6 @@ func (h *webhook) write(t *testing.T, change ...func(*admissionregistrationv1.Va
 	testkit.Must(t, os.WriteFile(hidden, text, 0o600), os.Rename(hidden, h.world.path("manifests", "pullgate.yaml")))
 }
 
-// A row is a test with a namespace of its own.
 type row struct {
 	*testing.T
 	*world
@@ -295,7 +253,6 @@ func (r *row) makeNamespace(name string, labels map[string]string) {
 	testkit.Value(r.core.Namespaces().Create(r.Context(), object, metav1.CreateOptions{}))(r)
 }
 
-// dryRunOnly makes a creation a dry run.
 var dryRunOnly = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
 
 func (r *row) register(c *webhookConfiguration) {
@@ -317,8 +274,7 @@ func (r *row) label(key, value string) {
 	testkit.Value(r.core.Namespaces().Patch(r.Context(), r.namespace, patch, []byte(text), metav1.PatchOptions{}))(r)
 }
 
-// judgedBy has a webhook judge the namespace, and waits until it does. A policy of the webhook must deny the probe
-// there.
+// judgedBy has a webhook judge the namespace, and waits until it denies the probe, which a policy of it must.
 func (r *row) judgedBy(h *webhook) {
 	r.Helper()
 	r.register(h.configuration(r.T))
@@ -356,13 +312,6 @@ func (r *row) until(what string, f func() error) {
 	}
 }
 
-// as is a client with a token, without the rights of the administrator.
-func (r *row) as(token string) *kubernetes.Clientset {
-	r.Helper()
-	return testkit.Value(kubernetes.NewForConfig(r.cluster.Config(token)))(r)
-}
-
-// create creates an object of a kind with a pod or its template, as a dry run or not.
 func (r *row) create(k kind, p *corev1.Pod, dryRun bool) error {
 	r.Helper()
 	var options metav1.CreateOptions

@@ -17,7 +17,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A cell is one kind of calls by so many callers at the same time.
 type cell struct {
 	name    string
 	callers int
@@ -49,48 +48,30 @@ func cells() []cell {
 	}
 }
 
-// A target is what a client connects to.
 type target struct {
 	conn *grpc.ClientConn
 	used func() host.Usage
 }
 
-// A sample is one target in one cell and one round.
 type sample struct {
 	p50   time.Duration
 	calls int
 	cpu   time.Duration
 }
 
-// measureCalls measures the calls directly, through the splice and through pullgated.
 func measureCalls(ctx context.Context, dir string, o options) (text string, err error) {
 	socket := func(name string) string { return filepath.Join(dir, name+".sock") }
 	for name, to := range map[string]string{"runtime": "0", "splice": socket("runtime")} {
-		stop, err := self(ctx, name, socket(name), to)
-		if err != nil {
-			return "", err
-		}
-		defer stop()
+		defer self(ctx, name, socket(name), to)()
 	}
-	path, err := config(dir, socket("pullgated"), socket("runtime"))
-	if err != nil {
-		return "", err
-	}
-	process, stop, err := launch(ctx, o.pullgated, "--config", path)
-	if err != nil {
-		return "", err
-	}
+	process, stop := launch(ctx, o.pullgated, "--config", config(dir, socket("pullgated"), socket("runtime")))
 	defer func() { err = errors.Join(err, stop()) }()
+	defer host.Catch(&err)
 	var targets []*target
 	for _, name := range []string{"runtime", "splice", "pullgated"} {
-		conn, err := dial(socket(name))
-		if err != nil {
-			return "", err
-		}
+		conn := host.Must(dial(socket(name)))
 		defer func() { _ = conn.Close() }()
-		if err := await(ctx, socket(name)); err != nil {
-			return "", err
-		}
+		host.Check(await(ctx, socket(name)))
 		targets = append(targets, &target{conn, func() host.Usage { return host.Usage{} }})
 	}
 	pullgated := targets[2]
@@ -103,10 +84,7 @@ func measureCalls(ctx context.Context, dir string, o options) (text string, err 
 		for i, c := range cells() {
 			for n := range targets {
 				t := (n + round + i) % len(targets)
-				s, err := targets[t].sample(ctx, c, o.duration)
-				if err != nil {
-					return "", fmt.Errorf("%s: %w", c.name, err)
-				}
+				s := host.Must(targets[t].sample(ctx, c, o.duration))
 				results[i][t] = append(results[i][t], s)
 			}
 		}
@@ -143,13 +121,9 @@ func ratios(samples, direct []sample) (all []float64) {
 }
 
 func (t *target) sample(ctx context.Context, c cell, duration time.Duration) (s sample, err error) {
-	request, err := proto.Marshal(c.request)
-	if err != nil {
-		return s, err
-	}
-	if err := t.call(ctx, c.method, request); err != nil { // the connection is made
-		return s, err
-	}
+	defer host.Catch(&err)
+	request := host.Must(proto.Marshal(c.request))
+	host.Check(t.call(ctx, c.method, request)) // the connection is made
 	var mu sync.Mutex
 	var times []time.Duration
 	var callers sync.WaitGroup
@@ -174,14 +148,10 @@ func (t *target) sample(ctx context.Context, c cell, duration time.Duration) (s 
 }
 
 // call makes a call that must return more than an empty answer: a hidden image is one.
-func (t *target) call(ctx context.Context, method string, request []byte) error {
-	s, err := t.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method, grpc.WaitForReady(true))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(s.SendMsg(&request), s.CloseSend()); err != nil {
-		return err
-	}
+func (t *target) call(ctx context.Context, method string, request []byte) (err error) {
+	defer host.Catch(&err)
+	s := host.Must(t.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method, grpc.WaitForReady(true)))
+	host.Check(s.SendMsg(&request), s.CloseSend())
 	for n := 0; ; n++ {
 		var answer []byte
 		err := s.RecvMsg(&answer)
@@ -189,10 +159,10 @@ func (t *target) call(ctx context.Context, method string, request []byte) error 
 			return nil
 		}
 		if err == nil && len(answer) == 0 {
-			err = fmt.Errorf("%s: empty answer", method)
+			err = errors.New("empty answer")
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", method, err)
 		}
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 func main() {
@@ -29,7 +31,6 @@ func main() {
 	}
 }
 
-// options are the flags of bench.
 type options struct {
 	rounds    int
 	duration  time.Duration
@@ -49,7 +50,8 @@ func parts() []part {
 	return []part{{"calls", "Calls", measureCalls}, {"start", "Start", measureStarts}, {"pods", "Pods", measurePods}}
 }
 
-func run(ctx context.Context, args []string, stdout io.Writer) error {
+func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
+	defer host.Catch(&err)
 	if len(args) == 4 && args[0] == "serve" {
 		return serve(ctx, args[1], args[2], args[3])
 	}
@@ -63,24 +65,15 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	flags.BoolVar(&o.crowds, "crowds", true, "pods: also start many at once")
 	out := flags.String("out", "", "file whose sections are replaced; none prints them")
 	wanted := flags.String("parts", "calls,start,pods", "what to measure, separated by commas")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp("", "bench")
-	if err != nil {
-		return err
-	}
+	host.Check(flags.Parse(args))
+	dir := host.Must(os.MkdirTemp("", "bench"))
 	defer func() { _ = os.RemoveAll(dir) }()
 	measured := map[string]string{}
 	for _, p := range parts() {
 		if !slices.Contains(strings.Split(*wanted, ","), p.name) {
 			continue
 		}
-		text, err := p.measure(ctx, dir, o)
-		if err != nil {
-			return err
-		}
-		measured[p.title] = text + "\nMachine: " + machine(ctx) + ".\n"
+		measured[p.title] = host.Must(p.measure(ctx, dir, o)) + "\nMachine: " + machine(ctx) + ".\n"
 	}
 	if *out == "" {
 		_, err := io.WriteString(stdout, document("", measured))
@@ -107,7 +100,6 @@ func document(old string, measured map[string]string) string {
 	return text.String()
 }
 
-// machine says on which machine this is measured, and what else it does.
 func machine(ctx context.Context) string {
 	cpu := "CPUs"
 	info, _ := os.ReadFile("/proc/cpuinfo")
@@ -127,29 +119,25 @@ func output(ctx context.Context, program string, args ...string) string {
 	return strings.TrimSpace(first)
 }
 
-// config writes a configuration of pullgated, and returns its path.
-func config(dir, listen, runtime string) (string, error) {
+func config(dir, listen, runtime string) string {
 	path := filepath.Join(dir, "config.yaml")
-	return path, os.WriteFile(path, fmt.Appendf(nil,
+	host.Check(os.WriteFile(path, fmt.Appendf(nil,
 		"apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n"+
 			"listen: unix://%s\nruntimeEndpoint: unix://%s\nstateDir: %s/state\n"+
 			"metrics: {listen: \"\"}\nadmin: {listen: \"\"}\n",
-		listen, runtime, dir), 0o600)
+		listen, runtime, dir), 0o600))
+	return path
 }
 
-func launch(ctx context.Context, program string, args ...string) (*exec.Cmd, func() error, error) {
+func launch(ctx context.Context, program string, args ...string) (*exec.Cmd, func() error) {
 	p := exec.CommandContext(ctx, program, args...)
-	stop := func() error { return errors.Join(p.Process.Signal(syscall.SIGTERM), p.Wait()) }
-	return p, stop, p.Start()
+	host.Check(p.Start())
+	return p, func() error { return errors.Join(p.Process.Signal(syscall.SIGTERM), p.Wait()) }
 }
 
-func self(ctx context.Context, args ...string) (stop func(), err error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	_, end, err := launch(ctx, program, append([]string{"serve"}, args...)...)
-	return func() { _ = end() }, err // the signal ends it
+func self(ctx context.Context, args ...string) (stop func()) {
+	_, end := launch(ctx, host.Must(os.Executable()), append([]string{"serve"}, args...)...)
+	return func() { _ = end() } // the signal ends it
 }
 
 func sorted[T any, V cmp.Ordered](samples []T, of func(T) V) []V {

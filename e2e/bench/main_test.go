@@ -51,12 +51,3 @@ func TestBenchRuns(t *testing.T) {
 		t.Errorf("performance.md has %d bytes, %v", len(b), err)
 	}
 }
-
-func TestSectionsThatWereNotMeasuredStay(t *testing.T) {
-	first := document("", map[string]string{"Calls": "1\n", "Start": "2\n\n| a |\n"})
-	head := document("", nil)
-	want := head + "\n## Calls\n\n1\n\n## Start\n\n3\n\n## Pods\n\n4\n"
-	if got := document(first, map[string]string{"Pods": "4\n", "Start": "3\n"}); got != want {
-		t.Errorf("document = %q; want %q", got, want)
-	}
-}

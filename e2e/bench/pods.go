@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/release"
 	"golang.org/x/sync/errgroup"
@@ -40,7 +41,6 @@ func (w *way) note(call string, began time.Time) {
 	w.took[call] = append(w.took[call], time.Since(began))
 }
 
-// timedRuntime notes how long CreateContainer takes.
 type timedRuntime struct {
 	internalapi.RuntimeService
 	way *way
@@ -55,49 +55,30 @@ func (t timedRuntime) CreateContainer(
 
 // measurePods starts pods on a real containerd: directly, through pullgated, and directly again, as a control.
 func measurePods(ctx context.Context, _ string, o options) (text string, err error) {
-	program, err := release.Containerd(ctx, release.Containerd24)
-	if err != nil {
-		return "", err
-	}
-	n, err := node.New(ctx, node.Options{Containerd: program})
-	if n != nil {
-		defer func() { err = errors.Join(err, n.Close()) }()
-	}
-	if err != nil {
-		return "", err
-	}
-	pullgated, err := n.Protect(ctx)
-	if err != nil {
-		return "", err
-	}
+	program := host.Must(release.Containerd(ctx, release.Containerd24))
+	n := host.Must(node.New(ctx, node.Options{Containerd: program}))
+	defer func() { err = errors.Join(err, n.Close()) }()
+	defer host.Catch(&err)
+	pullgated := host.Must(n.Protect(ctx, n.Containerd.Endpoint()))
 	app := node.Image{Content: "app", Entrypoint: []string{"/bin/sleep", "3600"}}
-	pushed, err := n.PushPrivate(ctx, "team-a/app:1", app)
-	if err != nil {
-		return "", err
-	}
+	pushed := host.Must(n.Private.Push(ctx, "team-a/app:1", app))
 	var ways []*way
 	for i, name := range []string{"direct", "pullgated", "direct, again"} {
 		endpoint := n.Containerd.Endpoint()
 		if i == 1 {
 			endpoint = pullgated.Endpoint()
 		}
-		w := &way{name: name, direct: i != 1}
-		if w.kubelet, err = node.NewKubelet(ctx, endpoint); err != nil {
-			return "", err
-		}
+		w := &way{name: name, direct: i != 1, kubelet: host.Must(node.NewKubelet(ctx, endpoint))}
 		defer w.kubelet.Close()
 		w.kubelet.Runtime = timedRuntime{w.kubelet.Runtime, w}
 		ways = append(ways, w)
 	}
-	inTurns := func(rounds int, f func(w *way, round int) error) error {
+	inTurns := func(rounds int, f func(w *way, round int)) {
 		for round := range rounds {
 			for _, i := range rand.Perm(len(ways)) {
-				if err := f(ways[i], round); err != nil {
-					return fmt.Errorf("%s: %w", ways[i].name, err)
-				}
+				f(ways[i], round)
 			}
 		}
-		return nil
 	}
 	pod := func(i int) *node.Pod {
 		login := []node.Login{node.Alice()}
@@ -107,15 +88,11 @@ func measurePods(ctx context.Context, _ string, o options) (text string, err err
 	for i := range 3 {
 		for _, at := range []int{1, 0, 2} {
 			ways[at].took = map[string][]time.Duration{}
-			if err := ways[at].startOne(ctx, pod(i), i > 0); err != nil {
-				return "", err
-			}
+			ways[at].startOne(ctx, pod(i), i > 0)
 			ways[at].took = map[string][]time.Duration{}
 		}
 	}
-	if err := inTurns(o.pods, func(w *way, i int) error { return w.startOne(ctx, pod(i), true) }); err != nil {
-		return "", err
-	}
+	inTurns(o.pods, func(w *way, i int) { w.startOne(ctx, pod(i), true) })
 	var b strings.Builder
 	fmt.Fprintf(&b, "On a real containerd (%s).\n", output(ctx, program, "--version"))
 	b.WriteString(startTable(ways, o.pods))
@@ -124,55 +101,44 @@ func measurePods(ctx context.Context, _ string, o options) (text string, err err
 	}
 	for _, size := range []int{60, 150} {
 		name := fmt.Sprintf("%d pods", size)
-		if err := inTurns(o.rounds, func(w *way, _ int) error { return w.startCrowd(ctx, name, size, pod) }); err != nil {
-			return "", err
-		}
+		inTurns(o.rounds, func(w *way, _ int) { w.startCrowd(ctx, name, size, pod) })
 	}
 	b.WriteString(crowdTable(ways, o.rounds))
 	return b.String(), nil
 }
 
-// startOne starts a pod with one container, as a kubelet does, and removes it. Its first pre-check through pullgated is
-// hidden, its second, as at a restart of the container, is allowed and timed.
-func (w *way) startOne(ctx context.Context, p *node.Pod, present bool) error {
+// startOne starts a pod as a kubelet does, and removes it. Its second pre-check, as at a restart, is allowed and timed.
+func (w *way) startOne(ctx context.Context, p *node.Pod, present bool) {
+	must := func(ok bool, got any) {
+		if !ok {
+			host.Check(fmt.Errorf("%s: start of pod %s: %v", w.name, p.Name, got))
+		}
+	}
 	began := time.Now()
-	if err := w.kubelet.Sandbox(ctx, p); err != nil {
-		return err
-	}
-	id, err := w.kubelet.Precheck(ctx, p)
-	if err != nil {
-		return err
-	}
-	if present && (id != "") != w.direct {
-		return fmt.Errorf("the first pre-check found image %q", id)
-	}
+	host.Check(w.kubelet.Sandbox(ctx, p))
+	id := host.Must(w.kubelet.Precheck(ctx, p))
+	must(!present || (id != "") == w.direct, "the first pre-check found image "+id)
 	o := node.Outcome{State: node.Running, ImageID: id}
 	if id == "" {
 		pull := time.Now()
-		if o = w.kubelet.Pull(ctx, p); o.State != node.Running {
-			return fmt.Errorf("pull: %v", o)
-		}
+		o = w.kubelet.Pull(ctx, p)
+		must(o.State == node.Running, o)
 		w.note(pullCall, pull)
 	}
 	check := time.Now()
-	if id, err = w.kubelet.Precheck(ctx, p); err != nil || id != o.ImageID {
-		return fmt.Errorf("the second pre-check found image %q, %w", id, err)
-	}
+	id = host.Must(w.kubelet.Precheck(ctx, p))
+	must(id == o.ImageID, "the second pre-check found image "+id)
 	w.note(precheckCall, check)
-	if o = w.kubelet.Create(ctx, p, o); o.State != node.Running {
-		return fmt.Errorf("create: %v", o)
-	}
+	o = w.kubelet.Create(ctx, p, o)
+	must(o.State == node.Running, o)
 	w.note(whole, began)
 	status := time.Now()
-	if _, err := w.kubelet.Runtime.ContainerStatus(ctx, o.Container, false); err != nil {
-		return err
-	}
+	host.Must(w.kubelet.Runtime.ContainerStatus(ctx, o.Container, false))
 	w.note(statusCall, status)
-	return w.kubelet.Remove(ctx, p)
+	host.Check(w.kubelet.Remove(ctx, p))
 }
 
-// startCrowd starts many pods at once, and notes when the last one runs.
-func (w *way) startCrowd(ctx context.Context, name string, size int, pod func(i int) *node.Pod) error {
+func (w *way) startCrowd(ctx context.Context, name string, size int, pod func(i int) *node.Pod) {
 	// The calls of a crowd are not among those of single pods.
 	crowd := *w.kubelet
 	if timed, ok := w.kubelet.Runtime.(timedRuntime); ok {
@@ -200,10 +166,9 @@ func (w *way) startCrowd(ctx context.Context, name string, size int, pod func(i 
 		}
 		errs[i] = errors.Join(errs[i], crowd.Remove(ctx, pods[i]))
 	})
-	return errors.Join(errs...)
+	host.Check(errs...)
 }
 
-// startTable returns what the four calls take that make up the start of a pod.
 func startTable(ways []*way, pods int) string {
 	direct, through, again := ways[0].took, ways[1].took, ways[2].took
 	var b strings.Builder

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -20,10 +21,8 @@ import (
 
 const limit = 16 << 20
 
-// image is the one of the pre-checks.
 const image = "repo.test/team/app:1"
 
-// The annotations of a pre-check.
 const (
 	seenAnnotation   = "kubernetes.io/config.seen"
 	sourceAnnotation = "kubernetes.io/config.source"
@@ -59,29 +58,17 @@ func await(ctx context.Context, socket string) error {
 
 // serve is the program of the fake runtime, with a number of images, or of the splice, with the socket to copy to.
 func serve(ctx context.Context, kind, listen, to string) error {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", listen)
-	if err != nil {
-		return err
-	}
+	l := host.Must((&net.ListenConfig{}).Listen(ctx, "unix", listen))
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	if kind == "splice" {
 		return splice(ctx, l, to)
 	}
-	images, err := strconv.Atoi(to)
-	if err != nil {
-		return err
-	}
-	server, err := fakeRuntime(images)
-	if err != nil {
-		return err
-	}
-	if err := server.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
+	if err := fakeRuntime(host.Must(strconv.Atoi(to))).Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil
 }
 
-// splice copies bytes between each connection and one of its own to the runtime.
 func splice(ctx context.Context, l net.Listener, to string) error {
 	var conns sync.WaitGroup
 	defer conns.Wait()
@@ -108,11 +95,10 @@ func splice(ctx context.Context, l net.Listener, to string) error {
 	}
 }
 
-// events is the number of messages of the stream.
 const events = 2000
 
 // fakeRuntime answers each method with the same bytes. It lists so many images besides image 0.
-func fakeRuntime(more int) (*grpc.Server, error) {
+func fakeRuntime(more int) *grpc.Server {
 	i := &runtimeapi.Image{Id: imageID(0), RepoTags: []string{image}, Size: 1 << 20}
 	images := &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{i}}
 	for n := 1; n <= more; n++ {
@@ -148,11 +134,7 @@ func fakeRuntime(more int) (*grpc.Server, error) {
 		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:     sandboxes,
 		runtimeapi.RuntimeService_GetContainerEvents_FullMethodName: event,
 	} {
-		b, err := proto.Marshal(m)
-		if err != nil {
-			return nil, err
-		}
-		answers[method] = b
+		answers[method] = host.Must(proto.Marshal(m))
 	}
 	answer := func(_ any, s grpc.ServerStream) error {
 		var request []byte
@@ -172,5 +154,5 @@ func fakeRuntime(more int) (*grpc.Server, error) {
 		return nil
 	}
 	return grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.MaxRecvMsgSize(limit),
-		grpc.UnknownServiceHandler(answer)), nil
+		grpc.UnknownServiceHandler(answer))
 }

@@ -15,7 +15,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// startLimit bounds the time of one start.
 const startLimit = time.Minute
 
 // storeSizes are the stores that pullgated is started with. A node has some hundreds of images.
@@ -23,14 +22,12 @@ func storeSizes() []storeSize {
 	return []storeSize{{0, 0}, {500, 20}, {10_000, 20}}
 }
 
-// A startSample is one start.
 type startSample struct {
 	answered time.Duration // from exec to the first answered call
 	judged   time.Duration // from exec to the first allowed pre-check, after pullgated has synced with the runtime
 	used     host.Usage    // after the pre-check
 }
 
-// measureStarts starts pullgated with each of the stores, in rounds.
 func measureStarts(ctx context.Context, dir string, o options) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "From exec of pullgated to its answers, in front of a fake runtime, "+
@@ -44,10 +41,7 @@ func measureStarts(ctx context.Context, dir string, o options) (string, error) {
 		if size.images > o.images {
 			continue
 		}
-		file, samples, err := startsWith(ctx, filepath.Join(dir, fmt.Sprintf("start-%d", i)), size, o)
-		if err != nil {
-			return "", fmt.Errorf("start with a store of %v: %w", size, err)
-		}
+		file, samples := startsWith(ctx, filepath.Join(dir, fmt.Sprintf("start-%d", i)), size, o)
 		fmt.Fprintf(&b, "| %v | %.1f MB | %s | %s | %d MB | %d MB |\n", size, float64(file)/1e6,
 			spread(sorted(samples, func(s startSample) time.Duration { return s.answered })),
 			spread(sorted(samples, func(s startSample) time.Duration { return s.judged })),
@@ -58,75 +52,36 @@ func measureStarts(ctx context.Context, dir string, o options) (string, error) {
 }
 
 // startsWith starts pullgated with a store, and returns the size of its file too.
-func startsWith(
-	ctx context.Context, dir string, size storeSize, o options,
-) (file int64, samples []startSample, err error) {
+func startsWith(ctx context.Context, dir string, size storeSize, o options) (file int64, samples []startSample) {
 	store, socket := filepath.Join(dir, "state", "records.db"), filepath.Join(dir, "pullgated.sock")
-	if err := os.MkdirAll(filepath.Dir(store), 0o700); err != nil {
-		return 0, nil, err
-	}
+	host.Check(os.MkdirAll(filepath.Dir(store), 0o700))
 	defer func() { _ = os.RemoveAll(dir) }()
 	if size.images > 0 {
-		if err := writeStore(store, size); err != nil {
-			return 0, nil, err
-		}
+		host.Check(writeStore(store, size))
 	}
 	runtime := filepath.Join(dir, "runtime.sock")
-	path, err := config(dir, socket, runtime)
-	if err != nil {
-		return 0, nil, err
-	}
-	stop, err := self(ctx, "runtime", runtime, strconv.Itoa(size.images))
-	if err != nil {
-		return 0, nil, err
-	}
-	defer stop()
-	if err := await(ctx, runtime); err != nil {
-		return 0, nil, err
-	}
+	path := config(dir, socket, runtime)
+	defer self(ctx, "runtime", runtime, strconv.Itoa(size.images))()
+	host.Check(await(ctx, runtime))
 	for range o.rounds + 1 {
-		s, err := start(ctx, o.pullgated, path, socket)
-		if err != nil {
-			return 0, nil, err
-		}
-		samples = append(samples, s)
+		samples = append(samples, host.Must(start(ctx, o.pullgated, path, socket)))
 	}
-	info, err := os.Stat(store)
-	if err != nil {
-		return 0, nil, err
-	}
-	return info.Size(), samples[1:], nil // the first start writes to the store
+	return host.Must(os.Stat(store)).Size(), samples[1:] // the first start writes to the store
 }
 
-// start starts pullgated, calls it until it has answered, and stops it.
 func start(ctx context.Context, program, path, socket string) (s startSample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	status, err := proto.Marshal(precheck())
-	if err != nil {
-		return s, err
-	}
-	conn, err := dial(socket)
-	if err != nil {
-		return s, err
-	}
+	status, conn := host.Must(proto.Marshal(precheck())), host.Must(dial(socket))
 	t := &target{conn: conn}
 	began := time.Now()
-	p, stop, err := launch(ctx, program, "--config", path)
-	if err != nil {
-		return s, err
-	}
+	p, stop := launch(ctx, program, "--config", path)
 	defer func() { err = errors.Join(err, stop(), conn.Close()) }()
-	if err := await(ctx, socket); err != nil {
-		return s, err
-	}
-	if err := t.call(ctx, runtimeapi.RuntimeService_Version_FullMethodName, nil); err != nil {
-		return s, err
-	}
+	defer host.Catch(&err)
+	host.Check(await(ctx, socket))
+	host.Check(t.call(ctx, runtimeapi.RuntimeService_Version_FullMethodName, nil))
 	s.answered = time.Since(began)
-	if err := t.call(ctx, runtimeapi.ImageService_ImageStatus_FullMethodName, status); err != nil {
-		return s, err
-	}
+	host.Check(t.call(ctx, runtimeapi.ImageService_ImageStatus_FullMethodName, status))
 	s.judged = time.Since(began)
 	s.used, err = host.UsageOf(p.Process.Pid)
 	return s, err

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	bolt "go.etcd.io/bbolt"
 )
 
-// A storeSize is what a store of pull records contains.
 type storeSize struct{ images, credentials int }
 
 func (s storeSize) String() string {
@@ -41,10 +41,7 @@ func repository(n int) string {
 // others. Through pullgated every credential would take two synced transactions.
 func writeStore(path string, size storeSize) (err error) {
 	const batch = 200 // records in a transaction
-	db, err := bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
-	if err != nil {
-		return err
-	}
+	db := host.Must(bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoGrowSync: true}))
 	db.AllocSize = 1 << 20 // as pullgated's
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, name := range []string{"meta", "intents", "records", "marks"} {
@@ -70,10 +67,7 @@ func writeStore(path string, size storeSize) (err error) {
 
 // put writes a value with the checksum of its place and content.
 func put(tx *bolt.Tx, bucket, key string, v any) error {
-	payload, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
+	payload := host.Must(json.Marshal(v))
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	for _, part := range [][]byte{[]byte(bucket), []byte(key), payload} {
 		_, _ = sum.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))

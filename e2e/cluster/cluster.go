@@ -1,3 +1,11 @@
+// Package cluster is a Kubernetes cluster of one control plane and any number of nodes, made of real
+// parts: etcd, kube-apiserver and kubelets of a chosen release, built from source.
+//
+// It has no scheduler, so pods name their node; no controllers; and no pod network, so pods use the host's or have
+// none. A kubelet needs none of these to pull images.
+//
+// Close removes everything. The machine is not changed: where a kubelet's paths are fixed it sees files of its own, and
+// it finds the kernel settings that it would otherwise write.
 package cluster
 
 import (
@@ -5,10 +13,8 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -20,8 +26,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// A Cluster is an etcd and an API server that knows an administrator and some nodes by their tokens, and
-// every holder of a certificate.
+// A Cluster is an etcd and an API server that knows an administrator, nodes by tokens, and holders of certificates.
 type Cluster struct {
 	// Client is the administrator's.
 	Client kubernetes.Interface
@@ -38,104 +43,67 @@ type Cluster struct {
 	api      *host.Process
 }
 
-// Options are additions to a cluster.
-type Options struct {
-	// Nodes are the names of nodes.
-	Nodes []string
-	// Flags are added to those of the API server. A flag with a list adds to the default list.
-	Flags []string
-}
-
-// Start starts the control plane of a release of Kubernetes, such as "1.34", below dir.
-func Start(ctx context.Context, dir, version string, o Options) (c *Cluster, err error) {
-	programs, err := release.Kubernetes(ctx, version)
-	if err != nil {
-		return nil, err
-	}
-	c = &Cluster{release: version, programs: programs, dir: dir, flags: o.Flags}
+// Start starts the control plane of a release of Kubernetes, such as "1.34", below dir, with a node that identifies
+// itself with a token, its name. flags are added to those of the API server; one with a list adds to the default list.
+func Start(ctx context.Context, dir, version, node string, flags ...string) (c *Cluster, err error) {
+	c = &Cluster{release: version, dir: dir, flags: flags}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return c, err
-	}
-	if err := c.startEtcd(ctx); err != nil {
-		return c, err
-	}
-	if err := c.prepareAPI(o.Nodes); err != nil {
-		return c, err
-	}
+	defer host.Catch(&err)
+	c.programs = host.Must(release.Kubernetes(ctx, version))
+	host.Check(os.MkdirAll(dir, 0o700))
+	c.startEtcd(ctx)
+	c.prepareAPI(node)
 	return c, c.StartAPI(ctx)
 }
 
-// LetNodesReadSecrets allows nodes to read all Secrets. The Node authorizer allows it for the Secrets of a pod, but
-// some time after the kubelet has the pod, so that a kubelet that is faster pulls without the Secrets. Test cases would
-// be random with that.
+// LetNodesReadSecrets allows nodes to read all Secrets; the Node authorizer allows some too late for a fast kubelet.
 func (c *Cluster) LetNodesReadSecrets(ctx context.Context) error {
 	rbac := c.Client.RbacV1()
 	name := metav1.ObjectMeta{Name: "nodes-read-secrets"}
-	_, err := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		return err
-	}
-	_, err = rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+	reads := rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}}
+	reads.Verbs = []string{"get", "list", "watch"}
+	role := &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{reads}}
+	_, err := rbac.ClusterRoles().Create(ctx, role, metav1.CreateOptions{})
+	_, bindingErr := rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: name,
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name.Name},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: "system:nodes"}},
 	}, metav1.CreateOptions{})
-	return err
+	return errors.Join(err, bindingErr)
 }
 
 func (c *Cluster) path(parts ...string) string {
 	return filepath.Join(append([]string{c.dir}, parts...)...)
 }
 
-func (c *Cluster) startEtcd(ctx context.Context) error {
-	ports, err := host.FreePorts(2)
-	if err != nil {
-		return err
-	}
+func (c *Cluster) startEtcd(ctx context.Context) {
+	ports := host.Must(host.FreePorts(2))
 	c.etcdURL = fmt.Sprintf("http://127.0.0.1:%d", ports[0])
 	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[1])
-	c.etcd, err = host.Start(ctx, "etcd", c.path("etcd.log"), answers(c.etcdURL+"/health"), "etcd",
+	c.etcd = host.Must(host.Start(ctx, "etcd", c.path("etcd.log"), host.Answers(c.etcdURL+"/health"), "etcd",
 		"--data-dir", c.path("etcd"), "--unsafe-no-fsync", // what is in it is not kept
 		"--listen-client-urls", c.etcdURL, "--advertise-client-urls", c.etcdURL,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
-	return err
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer))
 }
 
 // prepareAPI writes what the API server reads: who may call it, and the key that it signs with.
-func (c *Cluster) prepareAPI(nodes []string) (err error) {
-	if c.port, err = host.FreePort(); err != nil {
-		return err
-	}
+func (c *Cluster) prepareAPI(node string) {
+	c.port = host.Must(host.FreePort())
 	c.url = fmt.Sprintf("https://127.0.0.1:%d", c.port)
-	users := []string{fmt.Sprintf("%[1]s,%[1]s,%[1]s,system:masters", Administrator)}
-	for _, n := range nodes {
-		users = append(users, fmt.Sprintf("%[1]s,system:node:%[1]s,%[1]s,system:nodes", n))
-	}
-	if err := os.WriteFile(c.path("tokens.csv"), []byte(strings.Join(users, "\n")+"\n"), 0o600); err != nil {
-		return err
-	}
-	if c.ca, err = testkit.NewAuthority("clients"); err != nil {
-		return err
-	}
-	if err := os.WriteFile(c.path("clients.pem"), c.ca.PEM(), 0o600); err != nil {
-		return err
-	}
-	accounts, err := c.ca.Issue(pkix.Name{CommonName: "accounts"}, time.Time{})
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(c.path("accounts.key"), accounts.Key, 0o600); err != nil {
-		return err
-	}
-	c.Client, err = kubernetes.NewForConfig(c.Config(Administrator))
-	return err
+	users := fmt.Appendf(nil, "%[1]s,%[1]s,%[1]s,system:masters\n%[2]s,system:node:%[2]s,%[2]s,system:nodes\n",
+		Administrator, node)
+	c.ca = host.Must(testkit.NewAuthority("clients"))
+	accounts := host.Must(c.ca.Issue(pkix.Name{CommonName: "accounts"}, time.Time{}))
+	host.Check(
+		os.WriteFile(c.path("tokens.csv"), users, 0o600),
+		os.WriteFile(c.path("clients.pem"), c.ca.PEM(), 0o600),
+		os.WriteFile(c.path("accounts.key"), accounts.Key, 0o600),
+	)
+	c.Client = host.Must(kubernetes.NewForConfig(c.Config(Administrator)))
 }
 
 // StartAPI starts the API server, the first time or again after StopAPI.
@@ -169,18 +137,3 @@ func (c *Cluster) Log() string { return c.path("kube-apiserver.log") }
 
 // Close ends the control plane. Kubelets have to be closed before.
 func (c *Cluster) Close() error { return errors.Join(c.api.Kill(), c.etcd.Kill()) }
-
-func answers(url string) func() error {
-	client := http.Client{Timeout: 10 * time.Second}
-	return func() error {
-		resp, err := client.Get(url)
-		if err != nil {
-			return err
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s", url, resp.Status)
-		}
-		return nil
-	}
-}

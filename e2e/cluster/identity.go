@@ -23,8 +23,7 @@ func (c *Cluster) Config(token string) *rest.Config {
 	}
 }
 
-// Kubeconfig is a kubeconfig for this API server. user is what identifies: "token: worker" for a node of
-// Start, or "client-certificate: FILE, client-key: FILE".
+// Kubeconfig is a kubeconfig of a user: "token: worker", or "client-certificate: FILE, client-key: FILE".
 func (c *Cluster) Kubeconfig(user string) []byte {
 	return fmt.Appendf(nil, `apiVersion: v1
 kind: Config
@@ -35,8 +34,7 @@ current-context: x
 `, c.url, user)
 }
 
-// NodeCertificate is a client certificate of a node and its key, in one piece of PEM as kubelets keep them,
-// for some time from now. The groups are normally system:nodes.
+// NodeCertificate is a client certificate of a node and its key in PEM. The groups are normally system:nodes.
 func (c *Cluster) NodeCertificate(node string, lifetime time.Duration, groups ...string) ([]byte, error) {
 	pair, err := c.ca.Issue(pkix.Name{CommonName: "system:node:" + node, Organization: groups}, time.Now().Add(lifetime))
 	return slices.Concat(pair.Certificate, pair.Key), err

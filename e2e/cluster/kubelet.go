@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,25 +30,18 @@ type Kubelet struct {
 // Settings are fields of a KubeletConfiguration.
 type Settings map[string]any
 
-// NewKubelet prepares the kubelet of a node below dir; Start starts it. cgroup is the one that its
-// pods are put under.
-func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
-	k := &Kubelet{cluster: c, name: name, dir: dir, cgroup: cgroup}
+// NewKubelet prepares the kubelet of a node below dir, with its pods under a cgroup; Start starts it.
+func (c *Cluster) NewKubelet(dir, name, cgroup string) (k *Kubelet, err error) {
+	defer host.Catch(&err)
+	k = &Kubelet{cluster: c, name: name, dir: dir, cgroup: cgroup}
 	if strings.HasPrefix(dir, "/var/lib/") || strings.HasPrefix(dir, "/var/log/") {
 		return nil, fmt.Errorf("%s: a kubelet does not see this place in its namespace; set TMPDIR to another one", dir)
 	}
 	for _, sub := range []string{"root", "manifests", "pods", "plugins"} {
-		if err := os.MkdirAll(k.path(sub), 0o711); err != nil {
-			return nil, err
-		}
+		host.Check(os.MkdirAll(k.path(sub), 0o711))
 	}
-	var err error
-	if k.ports, err = host.FreePorts(2); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(k.path("kubeconfig"), c.Kubeconfig("token: "+name), 0o600); err != nil {
-		return nil, err
-	}
+	k.ports = host.Must(host.FreePorts(2))
+	host.Check(os.WriteFile(k.path("kubeconfig"), c.Kubeconfig("token: "+name), 0o600))
 	return k, os.WriteFile(k.path("start"), []byte(k.privateView()), 0o700)
 }
 
@@ -63,9 +54,7 @@ func (k *Kubelet) Root() string { return k.path("root") }
 // Name is the name of the kubelet's node.
 func (k *Kubelet) Name() string { return k.name }
 
-// privateView is a script that starts the kubelet in a mount namespace of its own. There it has folders of its own
-// where its paths are fixed, and finds the kernel settings that it would write: the machine is not changed, and two
-// kubelets can run side by side.
+// privateView is a script that starts the kubelet in a mount namespace, with its own folders and kernel settings.
 func (k *Kubelet) privateView() string {
 	lines := []string{"#!/bin/sh", "set -eu"}
 	bind := func(from, to string) {
@@ -88,9 +77,9 @@ func (k *Kubelet) privateView() string {
 // SetFlags gives flags to every start from now on, beside those that a node of one test needs.
 func (k *Kubelet) SetFlags(flags ...string) { k.flags = flags }
 
-// Start starts it before a CRI endpoint, the first time or again. settings are added to what a node
-// of one test needs.
-func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings) error {
+// Start starts it before a CRI endpoint, the first time or again, with more settings.
+func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings) (err error) {
+	defer host.Catch(&err)
 	config := map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"containerRuntimeEndpoint": endpoint,
@@ -109,25 +98,15 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 		config["failCgroupV1"] = false
 	}
 	maps.Copy(config, settings)
-	text, err := yaml.Marshal(config)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(k.path("config.yaml"), text, 0o600); err != nil {
-		return err
-	}
-	health := "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(k.ports[1])) + "/healthz"
-	address, err := host.OwnAddress()
-	if err != nil {
-		return err
-	}
+	host.Check(os.WriteFile(k.path("config.yaml"), host.Must(yaml.Marshal(config)), 0o600))
+	health := fmt.Sprintf("http://127.0.0.1:%d/healthz", k.ports[1])
 	args := []string{
 		"--mount", "--propagation", "private", k.path("start"), filepath.Join(k.cluster.programs, "kubelet"),
 		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"),
-		"--cert-dir", k.path("pki"), "--hostname-override", k.name, "--node-ip", address, "--v=2",
+		"--cert-dir", k.path("pki"), "--hostname-override", k.name, "--node-ip", host.Must(host.OwnAddress()), "--v=2",
 	}
 	args = append(args, k.flags...)
-	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health), "unshare", args...)
+	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), host.Answers(health), "unshare", args...)
 	return err
 }
 
@@ -136,11 +115,9 @@ func (k *Kubelet) path(parts ...string) string {
 }
 
 // Manifest puts a static pod on the node.
-func (k *Kubelet) Manifest(p *corev1.Pod) error {
-	text, err := yaml.Marshal(p)
-	if err != nil {
-		return err
-	}
+func (k *Kubelet) Manifest(p *corev1.Pod) (err error) {
+	defer host.Catch(&err)
+	text := host.Must(yaml.Marshal(p))
 	// The kubelet must not see half of it; it skips names that begin with a dot.
 	hidden := k.path("manifests", "."+p.Name)
 	return errors.Join(os.WriteFile(hidden, text, 0o600), os.Rename(hidden, k.path("manifests", p.Name+".yaml")))
@@ -152,18 +129,10 @@ func (k *Kubelet) RemoveManifest(name string) error {
 }
 
 // Output returns what a container of a pod has printed over all its restarts.
-func (k *Kubelet) Output(namespace, pod, uid, container string) (string, error) {
-	files, err := filepath.Glob(k.path("pods", namespace+"_"+pod+"_"+uid, container, "*.log"))
-	if err != nil {
-		return "", err
+func (k *Kubelet) Output(namespace, pod, uid, container string) (all string, err error) {
+	defer host.Catch(&err)
+	for _, f := range host.Must(filepath.Glob(k.path("pods", namespace+"_"+pod+"_"+uid, container, "*.log"))) {
+		all += host.Must(host.ContainerLog(f))
 	}
-	var all strings.Builder
-	for _, f := range files {
-		text, err := host.ContainerLog(f)
-		if err != nil {
-			return "", err
-		}
-		all.WriteString(text)
-	}
-	return all.String(), nil
+	return all, nil
 }

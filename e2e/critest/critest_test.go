@@ -39,7 +39,7 @@ func TestCritest(t *testing.T) {
 	n := testkit.Value(node.New(t.Context(), node.Options{Mirrored: []string{"registry.k8s.io", "gcr.io"}}))(t)
 	host.AtEnd(t, n.Close)
 	pushImages(t, n)
-	gate := testkit.Value(n.Protect(t.Context()))(t)
+	gate := testkit.Value(n.Protect(t.Context(), n.Containerd.Endpoint()))(t)
 
 	seed := rand.Int32()
 	t.Logf("seed %d; to repeat one run: %s -ginkgo.skip=%q -ginkgo.seed=%d", seed, program, skipped, seed)
@@ -109,11 +109,11 @@ func pushImages(t *testing.T, n *node.Node) {
 	}
 	for name, image := range images {
 		image.Content, image.AllApplets = name, true
-		testkit.Value(n.PushPublic(t.Context(), name, image))(t)
+		testkit.Value(n.Public.Push(t.Context(), name, image))(t)
 	}
 	same := testkit.Value(node.Image{Content: "test-image-tags", Entrypoint: sleeps}.Build())(t)
 	for tag := 1; tag <= 3; tag++ {
-		testkit.Must(t, same.Push(t.Context(), fmt.Sprintf("%s/%stest-image-tags:%d", n.Public.Host(), tests, tag), nil))
+		testkit.Must(t, same.Push(t.Context(), fmt.Sprintf("%s/%stest-image-tags:%d", n.Public.Host(), tests, tag)))
 	}
 }
 

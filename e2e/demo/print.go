@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -13,7 +12,7 @@ import (
 
 func chapter(title string) { fmt.Printf("\n%s\n", title) }
 
-// seen checks the registry's own log; text describes what the log should contain.
+// seen checks the requests that the registry has answered; text describes what they should be.
 type seen struct {
 	text string
 	as   func([]node.Request) bool
@@ -42,7 +41,7 @@ func count(requests []node.Request, method, path, status string) int {
 }
 
 // step runs a pod, prints the request and the outcome, and compares it with the expected one.
-func (s *demo) step(ctx context.Context, title string, pod *node.Pod, want string, sees seen) {
+func (s *demo) step(title string, pod *node.Pod, want string, sees seen) {
 	secret := "no secret"
 	if len(pod.Secrets) > 0 {
 		secret = "a secret for " + pod.Secrets[0].Username
@@ -50,15 +49,14 @@ func (s *demo) step(ctx context.Context, title string, pod *node.Pod, want strin
 	fmt.Printf("\n  %s\n    asked:     pod %s/%s, imagePullPolicy %s, %s\n",
 		title, pod.Namespace, pod.Name, pod.Policy, secret)
 	mark := s.node.Private.Mark()
-	o := s.kubelet.Run(ctx, pod)
-	s.node.Private.Mark() // waits for the registry to have written its log
+	o := s.kubelet.Run(s.ctx, pod)
 	requests := s.node.Private.Requests(mark, s.app.Repository)
 	for _, r := range requests {
 		fmt.Printf("    registry:  saw %s %s → %s\n", r.Method, r.Path, r.Status)
 	}
 	fmt.Printf("    outcome:   %s\n", o)
 	if o.State == node.Running {
-		if printed, err := s.kubelet.Output(ctx, pod, 1); err == nil {
+		if printed, err := s.kubelet.Output(s.ctx, pod, 1); err == nil {
 			first, _, _ := strings.Cut(printed, "\n")
 			fmt.Printf("               its container prints %q\n", first)
 		}
@@ -68,7 +66,7 @@ func (s *demo) step(ctx context.Context, title string, pod *node.Pod, want strin
 		fmt.Printf("    wanted:    %s, and %s at the registry\n", want, sees.text)
 	}
 	s.row(title, o.State, fmt.Sprint(len(requests)), ok)
-	if err := s.kubelet.Remove(ctx, pod); err != nil {
+	if err := s.kubelet.Remove(s.ctx, pod); err != nil {
 		s.check("removing the pod", err.Error(), false)
 	}
 }

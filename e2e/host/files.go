@@ -13,13 +13,9 @@ import (
 
 // Lock makes a file and waits for its lock.
 func Lock(path string) (unlock func(), err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
+	defer Catch(&err)
+	Check(os.MkdirAll(filepath.Dir(path), 0o755))
+	f := Must(os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600))
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 	}
@@ -29,8 +25,7 @@ func Lock(path string) (unlock func(), err error) {
 // cacheLimit is how long it may take on a slow machine to fill a folder of the cache, downloads included.
 const cacheLimit = 30 * time.Minute
 
-// Cached returns the folder with this name in the cache folder of the user, with what fill has written there. It is
-// there whole or not at all. Two at a time wait for each other.
+// Cached returns a folder of the cache of the user, filled completely or not there. Two at a time wait for each other.
 func Cached(
 	ctx context.Context, what, name string, fill func(ctx context.Context, dir string) error,
 ) (dir string, err error) {
@@ -38,21 +33,15 @@ func Cached(
 	if err != nil {
 		return "", fmt.Errorf("where to keep %s: %w; set XDG_CACHE_HOME", what, err)
 	}
+	defer Catch(&err)
 	dir = filepath.Join(cache, "pullgate", name)
-	unlock, err := Lock(dir + ".lock")
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
+	defer Must(Lock(dir + ".lock"))()
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, cacheLimit)
 	defer cancel()
-	part, err := os.MkdirTemp(filepath.Dir(dir), "building-")
-	if err != nil {
-		return "", err
-	}
+	part := Must(os.MkdirTemp(filepath.Dir(dir), "building-"))
 	defer func() { _ = os.RemoveAll(part) }() // renamed if all went well
 	began := time.Now()
 	fmt.Fprintf(os.Stderr, "Building %s, which takes minutes the first time …\n", what)

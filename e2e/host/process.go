@@ -1,3 +1,5 @@
+// Package host runs programs on the machine that the tests run on, and finds what they need there: free
+// ports, locks, files of the checkout.
 package host
 
 import (
@@ -5,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,6 +150,28 @@ func Run(ctx context.Context, program string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
+// Get returns the content of a URL.
+func Get(url string) (text string, err error) {
+	defer Catch(&err)
+	client := http.Client{Timeout: 30 * time.Second}
+	resp, err := client.Get(url)
+	Check(err)
+	defer func() { _ = resp.Body.Close() }()
+	body := Must(io.ReadAll(resp.Body))
+	if resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %s", url, resp.Status, body)
+	}
+	return string(body), err
+}
+
+// Answers returns what reports whether Get of a URL succeeds.
+func Answers(url string) func() error {
+	return func() error {
+		_, err := Get(url)
+		return err
+	}
+}
+
 // FreePort returns a port of the loopback address that no process listens on. It is below those that the kernel gives
 // to connections and to listeners without a port, so that no other test gets it before the caller listens on it.
 func FreePort() (port int, err error) {
@@ -170,14 +196,10 @@ func FreePorts(n int) (ports []int, err error) {
 	return ports, err
 }
 
-// OwnAddress returns an address of this machine that is not loopback, which nodes and the endpoints of services must
-// have.
-func OwnAddress() (string, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return "", err
-	}
-	for _, a := range all {
+// OwnAddress returns an address of this machine that is not loopback, as nodes and endpoints of services must have.
+func OwnAddress() (_ string, err error) {
+	defer Catch(&err)
+	for _, a := range Must(net.InterfaceAddrs()) {
 		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
 			return n.IP.String(), nil
 		}

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -18,11 +17,9 @@ type Usage struct {
 
 // UsageOf reads the usage of a process that runs.
 func UsageOf(pid int) (u Usage, err error) {
-	status, statusErr := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	stat, statErr := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err := errors.Join(statusErr, statErr); err != nil {
-		return u, err
-	}
+	defer Catch(&err)
+	status := Must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))
+	stat := Must(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))
 	for field, bytes := range map[string]*int{"VmRSS:": &u.Resident, "RssAnon:": &u.Anonymous, "VmHWM:": &u.Peak} {
 		_, rest, _ := strings.Cut(string(status), "\n"+field)
 		if _, err := fmt.Sscan(rest, bytes); err != nil {

@@ -8,8 +8,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// The kubelet removes images that no pod uses when space for images gets short. With an image its
-// records go, so that it needs proof once it is back; those of others stay.
+// The kubelet removes unused images when space gets short. Their records go with them; those of others stay.
 func collected(s *scenario) {
 	app, stays := s.private("app:1"), s.private("stays:1")
 	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" } // which is never evicted
@@ -18,8 +17,7 @@ func collected(s *scenario) {
 		runs("A, with its secret", use("a", app, alice), downloads),
 		runs("D proves itself", use("d", app, dora), manifest),
 	)
-	// More than there can be: the file system is the machine's, and a threshold near what is free would be met
-	// as soon as something else is removed. 100% would mean no threshold.
+	// More than there can be, because the file system is the machine's. 100% would mean no threshold.
 	s.must(s.restartKubelet(s.Context(), cluster.Settings{
 		"evictionHard":      map[string]string{"imagefs.available": "99%"},
 		"imageMinimumGCAge": "1s",

@@ -1,6 +1,6 @@
 // Package kubelets_test runs scenarios of tenants on nodes with real kubelets, in front of pullgated and a real
 // containerd. Pods come through a real API server; the results are read from their status and events, from containerd
-// and from the registry's access log.
+// and from the requests that the registry has answered.
 package kubelets_test
 
 import (
@@ -19,8 +19,7 @@ import (
 // A kind of node: which kubelet in front of which runtime.
 type kind struct{ kubelet, runtime string }
 
-// mainNode is the one on which every scenario runs, with and without the pod source: that of `make e2e`. The others, of
-// `make matrix`, run what depends on their kubelet and runtime.
+// mainNode (make e2e) runs every scenario, with and without the pod source; others what depends on kubelet and runtime.
 func mainNode() kind { return kind{kubelet134, containerd16} }
 
 func nodes() []kind {
@@ -35,8 +34,7 @@ func nodes() []kind {
 	}
 }
 
-// atOnce is how many nodes run at once: more of them have too little of two cores to be as quick as the scenarios
-// expect.
+// atOnce is how many nodes run at once: with more, two cores are too slow for the scenarios.
 const atOnce = 3
 
 // TestNode runs the scenarios on nodes side by side. Environment variables select: KUBELET and RUNTIME the nodes by a
@@ -78,7 +76,6 @@ func whole(pattern string) *regexp.Regexp {
 	return regexp.MustCompile("^(?:" + cmp.Or(pattern, ".*") + ")$")
 }
 
-// A testCase is a scenario under its name.
 type testCase struct {
 	name string
 	run  func(*scenario)
@@ -109,8 +106,7 @@ func testNode(t *testing.T, m *machine) {
 	testkit.Must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
 }
 
-// protectInUse runs the scenarios without pullgate, installs it on the node, and runs those that do not disturb each
-// other.
+// protectInUse runs the scenarios without pullgate, installs it, and runs those that do not disturb each other.
 func (m *machine) protectInUse(t *testing.T) {
 	t.Helper()
 	// At first nothing protects it.
@@ -133,8 +129,7 @@ func (m *machine) needs(t *testing.T, one testCase, why string) {
 	}
 }
 
-// firstOfKubelet reports whether the node is the one of its kubelet version that also runs what depends on the kubelet
-// alone: the pod source, which judges before any runtime is asked.
+// firstOfKubelet reports whether the node also runs what depends on the kubelet alone: the pod source.
 func (m *machine) firstOfKubelet() bool {
 	if m.cluster.Release() == kubelet134 {
 		return m.runtime == containerd16
@@ -142,8 +137,7 @@ func (m *machine) firstOfKubelet() bool {
 	return m.runtime == containerd24
 }
 
-// testNodeAsCRIO runs the scenarios of the node whose runtime answers as CRI-O does: first with a repo digest to each
-// pull, then, with the pod source, with an image ID.
+// testNodeAsCRIO runs scenarios with repo digests as answers to pulls, then, with the pod source, with image IDs.
 func testNodeAsCRIO(t *testing.T, m *machine) {
 	t.Helper()
 	m.protectInUse(t)
@@ -175,7 +169,6 @@ func (m *machine) withPodSource(t *testing.T) {
 		testCase{"api-server-outage", apiServerOutage}, testCase{"restarted-kubelet", restartedKubelet})
 }
 
-// runIf runs test cases one after the other on a node that is to run them.
 func (m *machine) runIf(t *testing.T, on bool, all ...testCase) {
 	t.Helper()
 	for _, one := range all {
@@ -197,7 +190,6 @@ func (m *machine) runParallel(t *testing.T, name string, all []testCase) {
 	})
 }
 
-// together returns the test cases that do not disturb each other.
 func (m *machine) together() []testCase {
 	all := []testCase{
 		{"tenants", tenants},
@@ -215,8 +207,7 @@ func (m *machine) together() []testCase {
 	return all
 }
 
-// mountsImages reports whether the node has image volumes: no kubelet before 1.35 mounts images by default, and no
-// containerd before 2.1 does.
+// mountsImages reports whether the node has image volumes: by default from kubelet 1.35 and containerd 2.1 on.
 func (m *machine) mountsImages() bool {
 	return m.cluster.Release() == kubelet136 && m.runtime == containerd24
 }

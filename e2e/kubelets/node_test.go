@@ -18,7 +18,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// The releases that the scenarios run on.
 const (
 	kubelet130 = "1.30" // sends a pre-check for Always
 	kubelet134 = "1.34"
@@ -30,8 +29,7 @@ const (
 	asCRIO = "cri-o" // the newest containerd, behind a program that makes it answer as CRI-O does
 )
 
-// A machine is one node: a control plane, containerd, registries, a kubelet, and, once it is protected,
-// a pullgated.
+// A machine is one node: control plane, containerd, registries, a kubelet, and, once protected, a pullgated.
 type machine struct {
 	*node.Node
 	cluster   *cluster.Cluster
@@ -49,7 +47,6 @@ type machine struct {
 	ran    int
 }
 
-// newMachine starts the parts of a node except the kubelet.
 func newMachine(t *testing.T, version, runtime string) *machine {
 	t.Helper()
 	options := node.Options{ImageSpace: "3G"}
@@ -74,8 +71,7 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 		m.endpoint = m.crio.Endpoint()
 	}
 	const name = "worker"
-	nodes := cluster.Options{Nodes: []string{name}}
-	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, nodes))(t)
+	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, name))(t)
 	m.core = m.cluster.Client.CoreV1()
 	testkit.Must(t, m.cluster.LetNodesReadSecrets(t.Context()))
 	m.kubelet = testkit.Value(m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()))(t)
@@ -85,7 +81,6 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 // verifiesItself reports whether the kubelet verifies credentials itself, unless it is configured not to.
 func (m *machine) verifiesItself() bool { return m.cluster.Release() == kubelet136 }
 
-// withoutNative is what keeps a kubelet from verifying credentials itself.
 func (m *machine) withoutNative() cluster.Settings {
 	if !m.verifiesItself() {
 		return nil
@@ -93,24 +88,21 @@ func (m *machine) withoutNative() cluster.Settings {
 	return cluster.Settings{"featureGates": map[string]bool{"KubeletEnsureSecretPulledImages": false}}
 }
 
-// unprotected starts the kubelet directly before containerd.
 func (m *machine) unprotected(ctx context.Context) error {
 	return m.kubelet.Start(ctx, m.endpoint, m.withoutNative())
 }
 
 // protect starts a pullgated and has the kubelet dial it, as an operator does on a node that is in use.
 func (m *machine) protect(ctx context.Context, settings ...string) (err error) {
-	if m.gate, err = m.ProtectRuntime(ctx, m.endpoint, settings...); err != nil {
+	if m.gate, err = m.Protect(ctx, m.endpoint, settings...); err != nil {
 		return err
 	}
 	return m.restartKubelet(ctx, quick())
 }
 
-// quick is for scenarios that run in parallel: the kubelet's own limit of pulls, 5 in a second,
-// would make them wait for each other.
+// quick lifts the kubelet's own limit of pulls, by which parallel scenarios would wait for each other.
 func quick() cluster.Settings { return cluster.Settings{"registryPullQPS": 50, "registryBurst": 100} }
 
-// restartKubelet starts the kubelet before pullgated, after ending it if it runs.
 func (m *machine) restartKubelet(ctx context.Context, settings cluster.Settings) error {
 	if err := m.kubelet.Stop(); err != nil {
 		return err
@@ -118,7 +110,6 @@ func (m *machine) restartKubelet(ctx context.Context, settings cluster.Settings)
 	return m.kubelet.Start(ctx, m.gate.Endpoint(), settings)
 }
 
-// lastOutput is what the parts printed last, for a test that has failed.
 func (m *machine) lastOutput() string {
 	text := "kubelet:\n" + host.Tail(filepath.Join(m.Dir, "kubelet", "kubelet.log"), 15)
 	if m.gate != nil {

@@ -54,8 +54,7 @@ func (s *scenario) reports() int {
 	return strings.Count(string(log), "Node credentials reported by a credential provider")
 }
 
-// plugin has the kubelet run a plugin through pullgated, from its next start on: one that gives a login
-// for images that begin so.
+// plugin has the kubelet run a plugin through pullgated from its next start on, with a login for images that begin so.
 func (s *scenario) plugin(images string, login node.Login) error {
 	program, err := node.Program("pullgated")
 	if err != nil {

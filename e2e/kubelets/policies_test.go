@@ -17,8 +17,7 @@ import (
 // casesFile is the page that the results of the policies scenario must match.
 const casesFile = "cases.md"
 
-// preload puts images on the node, past every kubelet, as an operator does who builds a node's image.
-// Each pull policy has its own, so that the registry's log shows which pod asked.
+// preload puts images on the node past every kubelet, one for each pull policy, so that requests show which pod asked.
 func (m *machine) preload(ctx context.Context) error {
 	m.preloaded = map[string]node.Pushed{}
 	for _, folder := range []string{"preloaded", "listed", "content"} {
@@ -28,7 +27,7 @@ func (m *machine) preload(ctx context.Context) error {
 			if folder == "content" {
 				content = folder // of all three
 			}
-			p, err := m.PushPrivate(ctx, name+":1", node.Image{Content: content})
+			p, err := m.Private.Push(ctx, name+":1", node.Image{Content: content})
 			if err != nil {
 				return err
 			}
@@ -50,8 +49,7 @@ func (m *machine) preload(ctx context.Context) error {
 
 func pullPolicies() []corev1.PullPolicy { return []corev1.PullPolicy{ifNotPresent, always, never} }
 
-// What was on the node before pullgated is open to every pod by default, and stays so when a tenant pulls the
-// same content under a name of its own, which is equally private.
+// What was on the node before pullgated stays open, also when a tenant pulls the same content under a private name.
 func preloaded(s *scenario) {
 	app := s.preloaded["content/never"]
 	same := s.push(s.Private, "same:1", node.Image{Content: "content"})
@@ -63,8 +61,7 @@ func preloaded(s *scenario) {
 		runs("A pulls the same content under another name", use("a", same, alice), anything),
 	)
 	if s.verifiesItself() {
-		// A kubelet that verifies has one record for all names of an image: to it, nothing of the
-		// content that A pulled is preloaded any more.
+		// A kubelet that verifies has one record for all names of an image: what A pulled is not preloaded any more.
 		s.runSteps(refuses("B on the preloaded name, refused by the kubelet", use("b", app)))
 		s.must(s.restartKubelet(s.Context(), s.withoutNative()))
 	}
@@ -79,8 +76,7 @@ func preloaded(s *scenario) {
 	}
 }
 
-// Under each policy, pods of every kind are created with every pull policy. The results must match the rows of
-// cases.md.
+// Under each policy, pods of every kind are created with every pull policy. The results must match cases.md.
 func policies(s *scenario) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
 	host.AtEnd(s, func() error {
@@ -110,7 +106,6 @@ func policies(s *scenario) {
 	s.compare(rows)
 }
 
-// matrix creates pods of every kind under a policy, and returns a row of the page for each kind.
 func (s *scenario) matrix(prefix, policy string) []string {
 	s.Helper()
 	kinds := []struct {
@@ -153,7 +148,7 @@ func (s *scenario) matrix(prefix, policy string) []string {
 	first.change = func(p *corev1.Pod) { p.Spec.Containers = pulled }
 	s.runSteps(runs("A pulls", first, anything))
 
-	since := map[string]node.Mark{}
+	since := map[string]int{}
 	for _, kind := range kinds {
 		for _, pullPolicy := range pullPolicies() {
 			cell := kind.name + string(pullPolicy)
@@ -167,8 +162,6 @@ func (s *scenario) matrix(prefix, policy string) []string {
 			s.Fatalf("under %s the pod %q is not decided", policy, cell)
 		}
 	}
-	s.Private.Mark() // so that the logs are whole
-	s.Public.Mark()
 	var rows []string
 	for _, kind := range kinds {
 		row := []string{policy, kind.name}

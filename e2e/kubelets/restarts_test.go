@@ -15,8 +15,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// pullgate is installed on a node that is in use: pods continue with the containers they have, and what is
-// present by then stays open to every pod, by default.
+// pullgate is installed on a node in use: pods keep their containers, and what is present stays open by default.
 func installed(s *scenario) {
 	app := s.private("app:1")
 	stay := []*outcome{s.keep(runs("A, with its secret", use("a", app, alice), downloads))}
@@ -72,7 +71,6 @@ func restarts(s *scenario) {
 	check("a reboot")
 }
 
-// powerCycle kills the kubelet, pullgated and containerd with all containers, and starts them again.
 func (s *scenario) powerCycle() {
 	s.Helper()
 	s.must(s.kubelet.Kill())
@@ -82,7 +80,6 @@ func (s *scenario) powerCycle() {
 	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
 }
 
-// containers are the IDs of the running containers of some pods, by pod.
 func (s *scenario) containers(pods []*outcome) map[string]string {
 	s.Helper()
 	ids := map[string]string{}
@@ -98,8 +95,7 @@ func (s *scenario) containers(pods []*outcome) map[string]string {
 	return ids
 }
 
-// pullgated is killed while pods start, each time at another moment. In the end every pod is what it
-// should be.
+// pullgated is killed while pods start, each time at another moment. In the end every pod is what it should be.
 func kills(s *scenario) {
 	app := s.private("app:1")
 	owner := use("a", app, alice)
@@ -174,8 +170,7 @@ func static(s *scenario) {
 	)
 }
 
-// runsStatic puts a static pod on the node, waits until the runtime runs it (there is nothing else to
-// ask), and removes it.
+// runsStatic puts a static pod on the node, waits until the runtime runs it, and removes it.
 func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 	s.Helper()
 	name := s.manifest(use("kube", image).pulls(policy)).Name

@@ -10,10 +10,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// createFailed is the state of a container that a policy denies.
 const createFailed = "CreateContainerError"
 
-// exempt is the team whose namespace is exempt from policies.
 const exempt = "exempt"
 
 // restrictedRestarts shows that stricter policies stop no running workload: pods that started before keep their
@@ -69,8 +67,7 @@ func restrictedRestarts(s *scenario) {
 	s.configure(exempted, "recheckRestarts: true")
 	s.killIn(stay, recheck, func(o *outcome) { s.waitForEvent(o.pod, `Failed: .*`+readOnly) })
 
-	// After a reboot all pods get new sandboxes, which a policy would deny by now. That comes last, because a kubelet
-	// waits before it restarts a container that a reboot has ended.
+	// A reboot gives all pods new sandboxes. It comes last: a kubelet waits before it restarts what a reboot has ended.
 	s.restriction("no-host-network", "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}")
 	s.configure(exempted)
 	s.powerCycle()
@@ -82,7 +79,6 @@ func restrictedRestarts(s *scenario) {
 	s.waitForEvent(fresh, `FailedCreatePodSandBox: .*no-host-network.*hostNetwork`)
 }
 
-// waitForEvent waits until the events of a pod match a pattern.
 func (s *scenario) waitForEvent(p *corev1.Pod, pattern string) {
 	s.Helper()
 	if !host.Within(patience, func() bool { return regexp.MustCompile(pattern).MatchString(s.events(p)) }) {
@@ -102,8 +98,7 @@ func (s *scenario) replaced(o *outcome, after string) {
 	}
 }
 
-// stay starts a pod for each case side by side, and leaves them on the node. requests are those that each of them may
-// cause.
+// stay starts a pod for each case side by side, which may cause these requests, and leaves them on the node.
 func (s *scenario) stay(p pod, requests string, cases ...string) map[string]*outcome {
 	s.Helper()
 	since := s.registryOf(p.image).Mark()
@@ -118,14 +113,12 @@ func (s *scenario) stay(p pod, requests string, cases ...string) map[string]*out
 	return all
 }
 
-// restartsIn kills the container of one case, and waits until it is started again.
 func (s *scenario) restartsIn(stay map[string]*outcome, one string) {
 	s.Helper()
 	s.killIn(stay, one, func(o *outcome) { s.replaced(o, one) })
 }
 
-// killIn kills the container of one case, and calls wait. It requires that the pods of all other cases keep their
-// containers, also in whatever has happened to the node before.
+// killIn kills the container of one case, and calls wait. The pods of all other cases must still have their containers.
 func (s *scenario) killIn(stay map[string]*outcome, one string, wait func(*outcome)) {
 	s.Helper()
 	o := stay[one]

@@ -6,8 +6,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// A restrictionRow is a restriction of one field, in a namespace of its own: a pod that violates it is denied, and a
-// pod that satisfies it runs.
+// A restrictionRow is a restriction of one field: a pod that violates it is denied, and a pod that satisfies it runs.
 type restrictionRow struct {
 	name string // of the policy, and of its namespace
 	// path is what a denial names.
@@ -30,20 +29,17 @@ type restrictedPod struct {
 	container string
 }
 
-// restrictionImages are the images of the rows.
 type restrictionImages struct {
 	app    node.Pushed // has no USER
 	number node.Pushed // USER 4711
 	named  node.Pushed // USER app
 }
 
-// What policies say about each container.
 const (
 	notPrivileged = `privileged: {require: false}`
 	notRoot       = `runAsUser: {ranges: [{min: 1000}]}`
 )
 
-// onSecurity is the spec of a policy about the security context of each container.
 func onSecurity(text string) string {
 	return `{spec: {containers: [{securityContext: {` + text + `}}]}}`
 }
@@ -69,7 +65,6 @@ func adds(capabilities ...corev1.Capability) func(*corev1.Pod) {
 	return onContainer(func(c *corev1.SecurityContext) { c.Capabilities = &corev1.Capabilities{Add: capabilities} })
 }
 
-// mounts adds a volume and its mount to the first container.
 func mounts(source corev1.VolumeSource, changes ...func(*corev1.VolumeMount)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		name := "volume-" + string(rune('a'+len(p.Spec.Volumes)))
@@ -90,12 +85,10 @@ func imageVolume(image node.Pushed, policy corev1.PullPolicy) corev1.VolumeSourc
 	return corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image.Name, PullPolicy: policy}}
 }
 
-// onlyPath is the spec of a policy that allows one path of the node.
 func onlyPath(path string) string {
 	return `{spec: {volumes: [{hostPath: {path: {whitelist: ["` + path + `"]}}}]}}`
 }
 
-// filesOfKubelet mounts volumes of all types whose content a kubelet writes.
 func filesOfKubelet(p *corev1.Pod) {
 	field := &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}
 	name := []corev1.DownwardAPIVolumeFile{{Path: "name", FieldRef: field}}
@@ -134,8 +127,7 @@ func initContainer(changes ...func(*corev1.Container)) func(*corev1.Pod) {
 	}
 }
 
-// restrictionRows has a row for each way in which a field is known on the node: from the sandbox or the container, the
-// image, the volumes of the kubelet, or a label. The scenario views compares all fields. folder is one of the node.
+// restrictionRows has a row for each way in which the node knows a field; the scenario views compares all fields.
 func restrictionRows(i restrictionImages, folder string) []restrictionRow {
 	const security = "spec.spec.containers[0].securityContext."
 	return []restrictionRow{

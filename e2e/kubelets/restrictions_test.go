@@ -20,7 +20,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// The states of a pod that violates a restriction.
 const (
 	notCreated = "CreateContainerError"
 	noSandbox  = "FailedCreatePodSandBox" // the reason of an event
@@ -52,8 +51,7 @@ func restrictions(s *scenario) {
 	s.dropAll()
 }
 
-// With the pod source, fields are restricted that no CRI message carries. By default policies do not apply to static
-// pods.
+// With the pod source, fields are restricted that no CRI message carries. By default static pods are exempt.
 func restrictionsOfSource(s *scenario) {
 	images := s.restrictionImages()
 	rows := sourceRows(s.hostFolder())
@@ -83,7 +81,6 @@ func (s *scenario) restrictionImages() restrictionImages {
 	return i
 }
 
-// pull brings images on the node, so that no pod of a row waits for a pull.
 func (s *scenario) pull(images ...node.Pushed) {
 	s.Helper()
 	s.runSteps(runs("a pod of all images", use("pull", images[0]).but(func(p *corev1.Pod) {
@@ -114,7 +111,6 @@ func (s *scenario) restriction(name, text string) {
 	s.must(os.WriteFile(filepath.Join(s.policies, name+".yaml"), []byte(text), 0o644))
 }
 
-// restrict has pullgated enforce the policies of rows until the end of the scenario.
 func (s *scenario) restrict(rows []restrictionRow, settings ...string) {
 	s.Helper()
 	s.newPolicies()
@@ -159,7 +155,6 @@ func (s *scenario) reload() {
 	}
 }
 
-// withoutPolicies restarts pullgated without policies, at the end of a scenario.
 func (s *scenario) withoutPolicies() {
 	s.Helper()
 	s.dropAll() // before they can run

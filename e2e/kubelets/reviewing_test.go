@@ -23,28 +23,22 @@ import (
 // reviewCanary is in everything of a pod that no backend may see.
 const reviewCanary = "canary-c41e-of-a-pod"
 
-// override is the annotation that allows an image which a backend denies otherwise.
 const override = "x.image-policy.k8s.io/break-glass"
 
-// A reviewing is a scenario with image review backends: policy files for them, and a pullgate-policyd that asks them.
-// Its pods have a canary everywhere.
+// A reviewing is a scenario with image review backends, a pullgate-policyd that asks them, and a canary in its pods.
 type reviewing struct {
 	*scenario
 	backends []*reviewbackend.Backend
 }
 
-// newReviewing starts a pullgate-policyd with an empty policy folder, which pullgated does not know before enforce. At
-// the end, pullgated has no policies, and no backend has seen a canary.
+// newReviewing starts a pullgate-policyd with an empty policy folder. At the end, no backend has seen a canary.
 func (s *scenario) newReviewing() *reviewing {
 	s.Helper()
 	r := &reviewing{scenario: s}
 	s.newPolicies()
-	s.policyd = testkit.Value(node.StartPolicyd(s.Context(), filepath.Join(s.Dir, "policyd-of-"+s.name), s.policies))(s)
+	s.policyd = node.StartPolicyd(s, filepath.Join(s.Dir, "policyd-of-"+s.name), s.policies)
 	s.Cleanup(func() {
 		s.withoutPolicies()
-		if err := s.policyd.Close(); err != nil {
-			s.Error(err)
-		}
 		s.policyd = nil
 		r.noCanary()
 	})
@@ -58,8 +52,7 @@ func (r *reviewing) backend() *reviewbackend.Backend {
 	return b
 }
 
-// file writes the policy file of a backend. fields are those of imagePolicy beside kubeConfigFile; teams are those
-// whose pods are reviewed, all if there is none.
+// file writes the policy file of a backend with fields of imagePolicy, for pods of some teams or of all.
 func (r *reviewing) file(name string, b *reviewbackend.Backend, fields string, teams ...string) {
 	r.Helper()
 	var namespaces []string
@@ -89,7 +82,6 @@ func (r *reviewing) pod(team string, image node.Pushed, changes ...func(*corev1.
 	})
 }
 
-// secret makes the Secret that the pods of some teams name.
 func (r *reviewing) secret(teams ...string) {
 	r.Helper()
 	for _, team := range teams {
@@ -100,7 +92,6 @@ func (r *reviewing) secret(teams ...string) {
 	}
 }
 
-// noCanary looks for the canary in everything that backends were sent.
 func (r *reviewing) noCanary() {
 	r.Helper()
 	requests := 0
@@ -124,7 +115,6 @@ func (r *reviewing) runs(name string, o *outcome) {
 	}
 }
 
-// A decision is what a test reads of a line of the decision log.
 type decision struct {
 	Call string `json:"call"`
 	Pod  struct {
@@ -145,12 +135,10 @@ type policyAnswer struct {
 	AuditAnnotations map[string]string `json:"auditAnnotations"`
 }
 
-// failedOpen reports whether the decision admits because a backend did not answer.
 func (d decision) failedOpen() bool {
 	return slices.ContainsFunc(d.Policies, func(p policyAnswer) bool { return p.FailedOpen })
 }
 
-// decisions returns the decisions of pullgated about the containers of a pod.
 func (r *reviewing) decisions(o *outcome) []decision {
 	r.Helper()
 	text := testkit.Value(os.ReadFile(r.decisionLog()))(r)
@@ -173,8 +161,7 @@ func (r *reviewing) logs(name string, o *outcome, want string, is func(decision)
 	}
 }
 
-// markedFailedOpen waits until the decision log has a container of a pod that was admitted because a backend did not
-// answer, or one that was not.
+// markedFailedOpen waits for an admitted container of a pod in the decision log, admitted because of no answer or not.
 func (r *reviewing) markedFailedOpen(name string, o *outcome, want bool) {
 	r.Helper()
 	r.logs(name, o, fmt.Sprintf("an admitted container with failedOpen %v", want), func(d decision) bool {

@@ -11,8 +11,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-// deniedBy is the pattern of what a kubelet reports of a container whose image a backend denies: which backend was
-// asked, how long it took, and what follows.
+// deniedBy is the pattern of what a kubelet reports of a container whose image a backend denies.
 func deniedBy(backend string) string {
 	return `pullgate: pod \S+: .*denied by the image review backend ` + backend + ` (after \S+|\(cached\)): not scanned`
 }
@@ -125,8 +124,7 @@ func initContainerOf(image node.Pushed) func(*corev1.Pod) {
 	return initContainer(func(c *corev1.Container) { c.Image = image.Name })
 }
 
-// comeWithVolumes creates two pods like p that mount images: its own, and one that is denied. On a node without image
-// volumes there are none.
+// comeWithVolumes creates two pods like p that mount images, its own and a denied one, on a node with image volumes.
 func (r *reviewing) comeWithVolumes(p pod, bad node.Pushed) (allowed, denied *outcome) {
 	r.Helper()
 	if !r.mountsImages() {

@@ -27,7 +27,6 @@ const (
 	never        = corev1.PullNever
 )
 
-// The states of a pod.
 const (
 	running     = "Running"
 	succeeded   = "Succeeded"
@@ -36,7 +35,7 @@ const (
 	unavailable = "RegistryUnavailable"
 )
 
-// The requests for an image in the access log of the registry.
+// The requests for an image that the registry has answered.
 const (
 	anything  = "anything"
 	nothing   = "nothing"
@@ -60,7 +59,6 @@ type scenario struct {
 	policies   string // the policy folder
 }
 
-// The logins of tenants.
 var alice, dora, mallory = node.Alice(), node.Dora(), node.Mallory()
 
 // A pod is one to be created. It runs one container unless change changes that.
@@ -73,7 +71,6 @@ type pod struct {
 	change   func(p *corev1.Pod)
 }
 
-// use returns a pod of a team with a pull secret for each login.
 func use(team string, image node.Pushed, logins ...node.Login) pod {
 	return pod{team: team, image: image, logins: logins}
 }
@@ -82,7 +79,6 @@ func (p pod) pulls(policy corev1.PullPolicy) pod { p.policy = policy; return p }
 
 func (p pod) but(change func(*corev1.Pod)) pod { p.change = change; return p }
 
-// A step is one pod to create, and its expected outcome.
 type step struct {
 	name     string
 	pod      pod
@@ -110,13 +106,10 @@ func fails(name string, p pod, message string) step {
 // hides is the step of a pod with the pull policy Never for which the image is not present.
 func hides(name string, p pod) step { return step{name: name, pod: p, want: neverPulled} }
 
-// says returns the step with a pattern for status and events.
 func (s step) says(message string) step { s.message = message; return s }
 
-// prints returns the step with what the main container prints.
 func (s step) prints(text string) step { s.text = text; return s }
 
-// An outcome is the result of a step.
 type outcome struct {
 	want, state string
 	text        string      // messages of the kubelet in the pod's status and in events
@@ -135,7 +128,7 @@ func (s *scenario) runSteps(steps ...step) {
 // runStepsAtOnce runs steps in parallel. No request to the registry is expected for them.
 func (s *scenario) runStepsAtOnce(steps ...step) {
 	s.Helper()
-	var since []node.Mark
+	var since []int
 	var made []*corev1.Pod
 	for _, st := range steps {
 		since = append(since, s.registryOf(st.pod.image).Mark())
@@ -158,10 +151,9 @@ func (s *scenario) keep(st step) *outcome {
 }
 
 // see waits until a step's pod has the expected outcome, or another final one.
-func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
+func (s *scenario) see(st step, p *corev1.Pod, since int) *outcome {
 	s.Helper()
 	st.requests = cmp.Or(st.requests, nothing)
-	registry := s.registryOf(st.pod.image)
 	o := &outcome{want: st.want, pod: p, image: st.pod.image}
 	s.kept = append(s.kept, o)
 	host.Within(patience, func() bool { return s.look(o).state != "" && (o.state != running || st.want != succeeded) })
@@ -178,15 +170,13 @@ func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 	if st.text != "" {
 		s.prints(o, "main", st.text)
 	}
-	registry.Mark()
-	requests := registry.Requests(since, st.pod.image.Repository)
+	requests := s.registryOf(st.pod.image).Requests(since, st.pod.image.Repository)
 	if got := asked(requests); st.requests != anything && got != st.requests {
 		s.Errorf("%s asked the registry for %s: %v; want %s", st.name, got, requests, st.requests)
 	}
 	return o
 }
 
-// prints waits until a container of a pod has printed a line.
 func (s *scenario) prints(o *outcome, container, line string) {
 	s.Helper()
 	got := ""
@@ -259,7 +249,6 @@ func (s *scenario) makeNamespace(name string) {
 	s.mustExist(err)
 }
 
-// mustExist fails unless an object was created, now or before.
 func (s *scenario) mustExist(err error) {
 	s.Helper()
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -293,7 +282,6 @@ func (s *scenario) spec(name string, p pod) *corev1.Pod {
 	return made
 }
 
-// look reads the present outcome of a pod, and returns it.
 func (s *scenario) look(o *outcome) *outcome {
 	s.Helper()
 	o.pod = testkit.Value(s.core.Pods(o.pod.Namespace).Get(s.Context(), o.pod.Name, metav1.GetOptions{}))(s)
@@ -301,8 +289,7 @@ func (s *scenario) look(o *outcome) *outcome {
 	return o
 }
 
-// notConnected matches what a kubelet reports after a restart of pullgated until it connects again, up to 3 s later: a
-// gRPC client repeats the last error of its connection while it backs off.
+// notConnected matches the error that a kubelet reports for up to 3 s after a restart of pullgated, until gRPC retries.
 var notConnected = regexp.MustCompile(`code = Unavailable desc = (connection error|error reading from server)`)
 
 // stateOf returns the state of a pod in one word, "" if it is not decided yet.
@@ -364,7 +351,6 @@ func (s *scenario) drop(o *outcome) {
 	}
 }
 
-// neverRan checks that a pod that must not run has not run.
 func (s *scenario) neverRan(o *outcome) {
 	s.Helper()
 	if o.want == running || o.want == succeeded {
@@ -383,7 +369,6 @@ func (s *scenario) neverRan(o *outcome) {
 	}
 }
 
-// imageOf is the image that a container of a pod asks for.
 func imageOf(p *corev1.Pod, container string) string {
 	all := slices.Concat(p.Spec.InitContainers, p.Spec.Containers)
 	for _, e := range p.Spec.EphemeralContainers {
@@ -407,13 +392,12 @@ func (s *scenario) public(name string) node.Pushed {
 	return s.push(s.Public, name, node.Image{})
 }
 
-// push pushes an image to a registry. Those that need no credential get the login as well.
 func (s *scenario) push(r *node.Registry, name string, i node.Image) node.Pushed {
 	s.Helper()
 	if i.Content == "" {
 		i.Content = s.Name() + name
 	}
-	return testkit.Value(s.Push(s.Context(), r, s.name+"/"+name, i, &alice))(s)
+	return testkit.Value(r.Push(s.Context(), s.name+"/"+name, i))(s)
 }
 
 func (s *scenario) must(errs ...error) {
@@ -446,7 +430,6 @@ func (s *scenario) registry() *node.Registry {
 	return r
 }
 
-// gone waits until no container of a team runs any more.
 func (s *scenario) gone(team string) {
 	s.Helper()
 	k := s.runtimeClient()

@@ -7,8 +7,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// A container that ends is started again and again, with a check of its image each time. It continues
-// while the registry is unavailable.
+// A container that ends is started again, with a check of its image each time, also while the registry is unavailable.
 func crashLoop(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
@@ -19,7 +18,6 @@ func crashLoop(s *scenario) {
 	s.must(r.Up())
 }
 
-// restarted waits until the main container of a pod has been restarted a number of times.
 func (s *scenario) restarted(o *outcome, times int32) {
 	s.Helper()
 	decided := func() bool { return s.look(o).restarts() >= times || o.state == pullFailed || o.state == neverPulled }
@@ -28,7 +26,6 @@ func (s *scenario) restarted(o *outcome, times int32) {
 	}
 }
 
-// restarts returns how often the main container was restarted.
 func (o *outcome) restarts() int32 { return o.pod.Status.ContainerStatuses[0].RestartCount }
 
 // Init containers, and several containers with several images, are each judged by themselves.
@@ -77,8 +74,7 @@ func ephemeral(s *scenario) {
 	}
 }
 
-// Who a container runs as is read from the image after the check. It stays what image and pod specify,
-// also for a pod whose check was answered as if the image were absent.
+// The user of a container stays what image and pod specify, also if the pre-check did not show the image.
 func users(s *scenario) {
 	number := s.push(s.Private, "number:1", node.Image{User: "4711:4711"})
 	name := s.push(s.Private, "name:1", node.Image{User: "app"})

@@ -17,8 +17,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/signing"
 )
 
-// unsigned is the pattern of what a kubelet reports of a container whose image has not the signatures that a policy
-// requires: the message of the container that waits, or the reason, of which there is an event.
+// unsigned is the pattern of what a kubelet reports if an image has not the required signatures, a message or an event.
 const unsigned = `because the signature validation failed: image .* rule by-the-team of policy signed is not met: |` +
 	`Failed: Error: SignatureValidationFailed`
 
@@ -48,7 +47,6 @@ func (r *signer) require(key *ecdsa.PrivateKey, teams ...string) {
 `, sigstoretest.PublicPEM(r.T, key)))
 }
 
-// policy writes the policy of the scenario, for the images and namespaces of two lists in YAML.
 func (r *signer) policy(namespaces, images, required string) {
 	r.Helper()
 	text := fmt.Sprintf(`apiVersion: kyverno.io/v1
@@ -76,14 +74,12 @@ func (r *signer) sign(key *ecdsa.PrivateKey, images ...node.Pushed) {
 	}
 }
 
-// index pushes an index with an image for this machine and one for another.
 func (r *signer) index(name string) node.Pushed {
 	r.Helper()
 	image := r.private(name)
 	return testkit.Value(r.repository(image).Index(r.Context(), "multi", image.Digest))(r)
 }
 
-// by returns a pod of a team, with the credential of the private images.
 func by(team string, image node.Pushed) pod {
 	return use(team, image, alice).but(func(*corev1.Pod) {})
 }
@@ -100,8 +96,7 @@ func (r *signer) isUnsigned(name string, o *outcome) {
 // unverified is the reason that a container waits for while its image has not the signatures that a policy requires.
 const unverified = "SignatureValidationFailed"
 
-// isNeverUnsigned waits until a pod with the pull policy Never is denied. With the pod source the kubelet is shown the
-// image, so that the creation of the container can say why.
+// isNeverUnsigned waits until a pod with Never is denied. With the pod source the creation of the container says why.
 func (r *signer) isNeverUnsigned(name string, o *outcome) {
 	r.Helper()
 	pattern := "ErrImageNeverPull"
@@ -111,14 +106,12 @@ func (r *signer) isNeverUnsigned(name string, o *outcome) {
 	r.isDenied(name, o, pattern)
 }
 
-// verifications is how many verifications pullgate-policyd has made.
 func (r *signer) verifications() float64 {
 	r.Helper()
 	return testkit.Value(r.policyd.Metric("pullgate_policyd_verifications_total"))(r)
 }
 
-// requireScan makes the policy that the images of the scenario have a scan by the scenario's key, in the pods of a
-// team: younger than a time, and without a finding above 8.
+// requireScan makes the policy that images of a team have a scan, younger than a time and without a finding above 8.
 func (r *signer) requireScan(youngerThan time.Duration, team string) {
 	r.Helper()
 	r.policy(r.namespace(team), fmt.Sprintf("%q", "*/"+r.name+"/*"), fmt.Sprintf(`
@@ -132,7 +125,6 @@ func (r *signer) requireScan(youngerThan time.Duration, team string) {
 `, sigstoretest.PublicPEM(r.T, r.key), youngerThan))
 }
 
-// scan attests a scan of an image that is taken now, with one finding.
 func (r *signer) scan(image node.Pushed, score float64) {
 	r.Helper()
 	payload := fmt.Sprintf(`{"_type":"https://in-toto.io/Statement/v1",`+

@@ -20,8 +20,7 @@ func (m *machine) settings(lines ...string) []string {
 	return lines
 }
 
-// The pod source is turned on, on a node in use: with the kubelet's own kubeconfig, and nothing else. Running
-// pods continue.
+// The pod source is turned on, on a node in use, with the kubelet's own kubeconfig. Running pods continue.
 func sourced(s *scenario) {
 	app := s.private("app:1")
 	stay := []*outcome{s.keep(runs("A, with its secret", use("a", app, alice), downloads))}
@@ -39,7 +38,6 @@ func sourced(s *scenario) {
 	)
 }
 
-// waitUntilSynced waits until the pod source is synced with the API server.
 func (s *scenario) waitUntilSynced() {
 	s.Helper()
 	s.waitFor("pullgate_pod_source_synced", 1)
@@ -95,7 +93,6 @@ func rotation(s *scenario) {
 	s.must(r.Up())
 }
 
-// content gives a Secret of team a another content, or recreates it.
 func (s *scenario) content(name string, l node.Login, recreate bool) {
 	s.Helper()
 	secrets := s.core.Secrets(s.namespace("a"))
@@ -110,8 +107,7 @@ func (s *scenario) content(name string, l node.Login, recreate bool) {
 	s.must(err)
 }
 
-// While there is no API server, known pods continue, also after a restart of pullgated, which then
-// has no identities. The node stays ready.
+// Without an API server known pods continue, also after a restart of pullgated. The node stays ready.
 func apiServerOutage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
@@ -145,8 +141,7 @@ func apiServerOutage(s *scenario) {
 	)
 }
 
-// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server has the pods that they
-// may be.
+// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server has the pods.
 func restartedKubelet(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})

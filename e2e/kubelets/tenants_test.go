@@ -9,8 +9,7 @@ import (
 // denied are the words of a registry that refuses, as containerd passes them on.
 const denied = `401 Unauthorized|authorization failed|pull access denied`
 
-// The control: without pullgate any tenant runs an image that was pulled with the secret of another one. If it fails,
-// the other test cases show nothing.
+// The control: without pullgate any tenant runs an image of another one. If it fails, the others show nothing.
 func controlWithoutPullgate(s *scenario) {
 	app := s.private("app:1")
 	s.runSteps(
@@ -21,8 +20,7 @@ func controlWithoutPullgate(s *scenario) {
 	)
 }
 
-// The owner continues as before, and so does every pod with the same credential. Others are refused, with
-// the error of the registry.
+// The owner and every pod with the same credential continue as before. Others get the error of the registry.
 func tenants(s *scenario) {
 	app := s.private("app:1")
 	elsewhere := use("b", app, alice)
@@ -67,8 +65,7 @@ func public(s *scenario) {
 	)
 }
 
-// Always asks the registry every time and sees a tag that has moved. IfNotPresent keeps what it has,
-// until a pull moves the tag on the node: one with Always, or one that has to prove itself.
+// Always sees a tag that has moved. IfNotPresent keeps what it has, until a pull moves the tag on the node.
 func tags(s *scenario) {
 	one, two := node.Image{Content: s.Name() + " one"}, node.Image{Content: s.Name() + " two"}
 	app, proving := s.push(s.Private, "app:1", one), s.push(s.Private, "proving:1", one)

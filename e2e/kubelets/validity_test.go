@@ -8,8 +8,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// A proof that is older than credentialValidity is renewed at the registry by the next pod. While the registry is
-// down it is valid for registryUnavailableGrace longer, and without a grace it does not.
+// A proof older than credentialValidity is renewed by the next pod. registryUnavailableGrace prolongs it in an outage.
 func expiry(s *scenario) {
 	const validity = 3 * time.Second
 	expires := fmt.Sprintf("credentialValidity: %s", validity)

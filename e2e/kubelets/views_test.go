@@ -17,11 +17,9 @@ import (
 	"github.com/pullgate/pullgate/e2e/podviews"
 )
 
-// volumeGroup is the group of the volume behind a claim.
 const volumeGroup = 5001
 
-// views compares what a kubelet sends about 100 generated pods with what the API server has about them. VIEWS_SEED
-// repeats the pods of a run.
+// views compares what kubelet and API server have about 100 generated pods. VIEWS_SEED repeats the pods of a run.
 func views(s *scenario) {
 	seed := rand.Uint64()
 	if text := os.Getenv("VIEWS_SEED"); text != "" {
@@ -32,11 +30,10 @@ func views(s *scenario) {
 
 	dir := filepath.Join(s.Dir, "views-runtime")
 	s.must(os.Mkdir(dir, 0o700))
-	runtime := testkit.Value(podviews.StartRuntime(s.Context(), dir))(s)
-	s.Cleanup(runtime.Close)
+	runtime := podviews.StartRuntime(s, dir)
 	s.must(s.kubelet.Stop())
 	settings := cluster.Settings{"maxPods": 250, "containerLogMonitorInterval": "1h"}
-	s.must(s.kubelet.Start(s.Context(), runtime.Endpoint(), settings))
+	s.must(s.kubelet.Start(s.Context(), runtime.Endpoint, settings))
 
 	pods := s.core.Pods(world.Namespace)
 	all := podviews.Generate(seed, 100, world)
@@ -47,7 +44,7 @@ func views(s *scenario) {
 			testkit.Value(pods.UpdateEphemeralContainers(s.Context(), made[i].Name, made[i], metav1.UpdateOptions{}))(s)
 		}
 	}
-	comparison := podviews.Comparison{KubeletRoot: s.kubelet.Root(), VolumeGroups: []int64{volumeGroup}}
+	comparison := podviews.NewComparison(s.kubelet.Root(), volumeGroup)
 	for i, p := range made {
 		if !host.Within(patience, func() bool { return runtime.Complete(string(p.UID), all[i].Containers()) }) {
 			s.Fatalf("the kubelet has not sent all containers of pod %s\n%s", p.Name, s.events(p))
@@ -55,7 +52,6 @@ func views(s *scenario) {
 		p = testkit.Value(pods.Get(s.Context(), p.Name, metav1.GetOptions{}))(s)
 		comparison.Pod(p, runtime)
 	}
-	s.Logf("compared\n%s", &comparison)
 	for _, failure := range comparison.Failures() {
 		s.Error(failure)
 	}

@@ -21,8 +21,7 @@ const (
 // packages are what a machine has beside the least that makes a Debian.
 func packages() []string { return []string{"systemd", "systemd-sysv", "rpm"} }
 
-// debian returns a folder with a Debian, made once and kept in the cache folder of the user. Nothing is ever
-// written to it again.
+// debian returns a folder with a Debian of the cache. Nothing is written to it again.
 func debian(ctx context.Context) (string, error) {
 	for program, pkg := range map[string]string{"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"} {
 		if _, err := exec.LookPath(program); err != nil {

@@ -1,3 +1,5 @@
+// Package machine runs a Debian with its own systemd in a container. Its changes stay in memory and end with it; the
+// systemd of the host, if there is one, is not used.
 package machine
 
 import (
@@ -15,7 +17,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// closeLimit is how long the processes of a machine that is off may take to end.
 const closeLimit = 30 * time.Second
 
 // A Machine is one that has booted.
@@ -24,28 +25,15 @@ type Machine struct {
 	init int // its PID 1, as the host sees it
 }
 
-// Options are how a machine is put into its host.
-type Options struct {
-	// Dir is a folder of its own for the log of the console.
-	Dir string
-	// Cgroup is one of its own, as in /pullgate-1; the caller removes it.
-	Cgroup string
-	// Binds are folders of the host, by their paths in the machine.
-	Binds map[string]string
-}
-
-// Start boots a machine. It ends with the process that started it, if not before.
-func Start(ctx context.Context, o Options) (*Machine, error) {
-	base, err := debian(ctx)
-	if err != nil {
-		return nil, err
-	}
+// Start boots a machine with folders of the host by their paths in it, and the log of its console in dir. The caller
+// removes the cgroup, which is its own. It ends with the process that started it, if not before.
+func Start(ctx context.Context, dir, cgroup string, binds map[string]string) (m *Machine, err error) {
+	defer host.Catch(&err)
+	base := host.Must(debian(ctx))
 	for _, hierarchy := range []string{"systemd", "unified", ""} {
 		top := filepath.Join("/sys/fs/cgroup", hierarchy)
 		if _, err := os.Stat(filepath.Join(top, "cgroup.procs")); err == nil {
-			if err := os.MkdirAll(filepath.Join(top, o.Cgroup), 0o755); err != nil {
-				return nil, err
-			}
+			host.Check(os.MkdirAll(filepath.Join(top, cgroup), 0o755))
 		}
 	}
 	// nspawn makes cgroups below its own, so it gets one that can be cleaned up.
@@ -54,7 +42,7 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	done
 	exec "$@"`
 	args := []string{
-		"-c", enter, o.Cgroup,
+		"-c", enter, cgroup,
 		// The processes of a machine survive their nspawn. So it runs in a PID namespace, which ends with its first process;
 		// that ends with unshare, and unshare with this process. The mount namespace ends with it.
 		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
@@ -62,16 +50,13 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 		"--directory=" + base, "--volatile=overlay", "--private-network", "--link-journal=no", "--resolv-conf=off",
 		"--timezone=off", "--console=pipe",
 	}
-	for inside, outside := range o.Binds {
+	for inside, outside := range binds {
 		args = append(args, "--bind="+outside+":"+inside)
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", args...)
 	cmd.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=0")
-	m := &Machine{}
-	log := filepath.Join(o.Dir, "console.log")
-	if m.Process, err = host.StartCommand(ctx, "machine", log, nil, cmd); err != nil {
-		return nil, err
-	}
+	log := filepath.Join(dir, "console.log")
+	m = &Machine{Process: host.Must(host.StartCommand(ctx, "machine", log, nil, cmd))}
 	if err := m.Wait(ctx, m.booted); err != nil {
 		err = fmt.Errorf("the machine does not boot: %w; its last output:\n%s", err, host.Tail(log, 20))
 		return nil, errors.Join(err, m.Close())
@@ -95,13 +80,11 @@ func (m *Machine) Close() error {
 	return err
 }
 
-func (m *Machine) booted() error {
+func (m *Machine) booted() (err error) {
+	defer host.Catch(&err)
 	pid := m.PID()
 	for range 2 { // unshare, nspawn
-		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-		if err != nil {
-			return err
-		}
+		children := host.Must(os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid)))
 		first, _, _ := strings.Cut(strings.TrimSpace(string(children)), " ")
 		if pid, err = strconv.Atoi(first); err != nil {
 			return errors.New("it has no PID 1 yet")

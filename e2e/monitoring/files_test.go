@@ -16,25 +16,14 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// A rule is one alert of alerts.yml.
 type rule struct {
 	Alert, Expr, For    string
 	Labels, Annotations map[string]string
 }
 
-// A panel is one of dashboard.json.
 type panel struct {
 	Title   string
-	Targets []target
-}
-
-// A target is one query of a panel.
-type target struct {
-	RefID, Expr, LegendFormat string
-}
-
-type dashboard struct {
-	Panels []panel
+	Targets []struct{ RefID, Expr, LegendFormat string } // queries
 }
 
 func docs(t *testing.T, name string) string {
@@ -67,11 +56,11 @@ func rules(t *testing.T) []rule {
 	return all
 }
 
-func board(t *testing.T) dashboard {
+func panels(t *testing.T) []panel {
 	t.Helper()
-	var d dashboard
-	testkit.Must(t, json.Unmarshal([]byte(read(t, "monitoring/dashboard.json")), &d))
-	return d
+	var dashboard struct{ Panels []panel }
+	testkit.Must(t, json.Unmarshal([]byte(read(t, "monitoring/dashboard.json")), &dashboard))
+	return dashboard.Panels
 }
 
 // Every alert has a severity, a description and an existing runbook.
@@ -138,7 +127,7 @@ func TestEveryAlertIsTestedBothWays(t *testing.T) {
 // What the panels have to show.
 func TestDashboardShows(t *testing.T) {
 	var all strings.Builder
-	for _, p := range board(t).Panels {
+	for _, p := range panels(t) {
 		for _, q := range p.Targets {
 			all.WriteString(q.Expr + "\n")
 		}
@@ -162,7 +151,6 @@ func TestDashboardShows(t *testing.T) {
 	}
 }
 
-// A written is a query in a page of the documentation.
 type written struct{ page, expr string }
 
 var (
@@ -174,8 +162,7 @@ var (
 		`^[a-z_0-9., ()]*(image_pull_secret|pullgate|kubelet_imagemanager)_[a-z_]+ *[{[)<>=!].*$`)
 )
 
-// queriesOfDocs returns the queries of README.md and of every page of docs: what is written as code, and selects from a
-// metric.
+// queriesOfDocs returns what README.md and the pages of docs have as code and selects from a metric.
 func queriesOfDocs(t *testing.T) (all []written) {
 	t.Helper()
 	root := filepath.Dir(filepath.Dir(docs(t, "metrics.md")))

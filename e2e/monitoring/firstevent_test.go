@@ -17,8 +17,7 @@ import (
 // counted matches what a query counts: a metric and its selector.
 var counted = regexp.MustCompile(`(?:increase|rate)\(([a-z_]+)((?:\{[^}]*\})?)\[`)
 
-// never are values of labels that a metric does not have: a pre-check is hidden and not denied, and only image reviews
-// can fail open.
+// never are label values without series: a pre-check is hidden and not denied, and only image reviews can fail open.
 var never = []string{
 	`pullgate_denials_total call="ImageStatus"`,
 	`pullgate_admission_failed_open_total validator="restriction"`,
@@ -40,7 +39,7 @@ func TestQueriesCountTheFirstEvent(t *testing.T) {
 	for _, r := range rules(t) {
 		all = append(all, written{r.Alert, r.Expr})
 	}
-	for _, p := range board(t).Panels {
+	for _, p := range panels(t) {
 		for _, q := range p.Targets {
 			all = append(all, written{p.Title, strings.NewReplacer("$__rate_interval", "1h", "$instance", ".*").Replace(q.Expr)})
 		}
@@ -91,11 +90,10 @@ func TestQueriesCountTheFirstEvent(t *testing.T) {
 	}
 }
 
-// series returns the series of both daemons with their values.
 func (w workload) series(t *testing.T) map[string]float64 {
 	t.Helper()
 	all := map[string]float64{}
-	for _, scrape := range []func() (string, error){w.gate.Scrape, w.policyd.Policyd.Scrape} {
+	for _, scrape := range []func() (string, error){w.gate.Scrape, w.policyd.Scrape} {
 		page := testkit.Value(scrape())(t)
 		for line := range strings.Lines(page) {
 			if series, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && series != "#" {
@@ -106,8 +104,7 @@ func (w workload) series(t *testing.T) map[string]float64 {
 	return all
 }
 
-// labelValues returns the values of the labels of each metric in docs/metrics.md, as a selector has them, without
-// "other".
+// labelValues returns the label values of each metric in docs/metrics.md as selectors, without "other".
 func labelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	metrics, labels, _ := strings.Cut(read(t, "metrics.md"), "\n## Labels\n")

@@ -5,7 +5,6 @@ import (
 	"slices"
 )
 
-// uses is what a PromQL expression takes from a scrape.
 type uses struct {
 	labels  map[string][]string // of each metric, those its selectors name
 	grouped []string            // labels of by, on and group_left clauses

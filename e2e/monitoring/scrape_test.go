@@ -3,7 +3,6 @@ package monitoring_test
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -47,7 +46,7 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 		}
 	}
 
-	for _, panel := range board(t).Panels {
+	for _, panel := range panels(t) {
 		for _, q := range panel.Targets {
 			t.Run(panel.Title+"/"+q.RefID, func(t *testing.T) {
 				expr := strings.NewReplacer("$__rate_interval", "1m", "$instance", ".*").Replace(q.Expr)
@@ -108,13 +107,19 @@ func busyDaemon(t *testing.T) workload {
 	})
 	dir := criproxytest.SocketDir(t)
 	folder := policies(t)
-	w := workload{policyd: node.StartWebhook(t, filepath.Join(dir, "policyd"), folder)}
-	w.gate = testkit.Value(node.StartPullgated(t.Context(), dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
+	w := workload{policyd: startWebhook(t, filepath.Join(dir, "policyd"), folder)}
+	w.gate = node.RunPullgated(t, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
 		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)),
-		fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.policyd.Endpoint())))(t)
-	t.Cleanup(func() { _ = w.gate.Stop() })
+		fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.policyd.Endpoint()))
 	w.kubelet = criproxytest.NewKubelet(t, w.gate.Endpoint())
 	return w
+}
+
+func startWebhook(t *testing.T, dir, policies string) *node.Webhook {
+	t.Helper()
+	authority := testkit.Value(testkit.NewAuthority("authority of the webhook"))(t)
+	address := fmt.Sprintf("127.0.0.1:%d", testkit.Value(host.FreePort())(t))
+	return node.StartWebhook(t, authority, address, dir, policies)
 }
 
 // signed is a rule for images that no pod uses.
@@ -148,8 +153,7 @@ func policies(t *testing.T) string {
 	return dir
 }
 
-// calls makes a call that is not judged, a hit (a miss the first time) and a miss that is denied, with a fresh pod
-// each, and a request to each path of pullgate-policyd.
+// calls makes a call that is not judged, a hit (first a miss), a denied miss, and a request to each path of policyd.
 func (w workload) calls(t *testing.T) {
 	t.Helper()
 	reviews(t, w.policyd)
@@ -203,27 +207,19 @@ func startPrometheus(t *testing.T, targets map[string]string) prometheus {
 		text += fmt.Sprintf("- {job_name: %s, static_configs: [{targets: [%q], labels: {instance: node}}]}\n", job, target)
 	}
 	testkit.Must(t, os.WriteFile(config, []byte(text), 0o600))
-	process, err := host.Start(t.Context(), "prometheus", filepath.Join(dir, "log"), func() error {
-		_, err := p.get("/-/ready")
-		return err
-	}, "prometheus", "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
+	process, err := host.Start(t.Context(), "prometheus", filepath.Join(dir, "log"), host.Answers(p.url+"/-/ready"),
+		"prometheus", "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
 		fmt.Sprintf("--web.listen-address=127.0.0.1:%d", port))
 	testkit.Must(t, err)
 	t.Cleanup(func() { _ = process.Stop() })
 	return p
 }
 
-func (p prometheus) get(path string) ([]byte, error) {
-	resp, err := http.Get(p.url + path)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
-	}
-	return body, err
+// data decodes the data of an answer of the API.
+func (p prometheus) data(t *testing.T, path string, into any) {
+	t.Helper()
+	text := testkit.Value(host.Get(p.url + "/api/v1/" + path))(t)
+	testkit.Must(t, json.Unmarshal([]byte(text), &struct{ Data any }{into}))
 }
 
 // A sample is one series of an answer, with time and value.
@@ -234,10 +230,9 @@ type sample struct {
 
 func (p prometheus) query(t *testing.T, expr string) []sample {
 	t.Helper()
-	body := testkit.Value(p.get("/api/v1/query?query=" + url.QueryEscape(expr)))(t)
-	var answer struct{ Data struct{ Result []sample } }
-	testkit.Must(t, json.Unmarshal(body, &answer))
-	return answer.Data.Result
+	var answer struct{ Result []sample }
+	p.data(t, "query?query="+url.QueryEscape(expr), &answer)
+	return answer.Result
 }
 
 func (p prometheus) value(t *testing.T, expr string) float64 {
@@ -253,8 +248,7 @@ func (p prometheus) value(t *testing.T, expr string) float64 {
 	return v
 }
 
-// hasAll wants every metric of an expression, with every label that its selectors name, and each label of its
-// clauses on one of the metrics.
+// hasAll wants every metric of an expression with the labels of its selectors, and each label of its clauses.
 func (p prometheus) hasAll(t *testing.T, expr string) {
 	t.Helper()
 	has := func(selector string) bool { return p.value(t, "count("+selector+")") > 0 }
@@ -286,17 +280,14 @@ func (p prometheus) hasAll(t *testing.T, expr string) {
 // rulesAreWell wants every rule evaluated without an error, and none to fire: a few denied pulls are no surge.
 func (p prometheus) rulesAreWell(t *testing.T) {
 	t.Helper()
-	body := testkit.Value(p.get("/api/v1/rules"))(t)
 	var answer struct {
-		Data struct {
-			Groups []struct {
-				Rules []struct{ Name, Health, State, LastError string }
-			}
+		Groups []struct {
+			Rules []struct{ Name, Health, State, LastError string }
 		}
 	}
-	testkit.Must(t, json.Unmarshal(body, &answer))
+	p.data(t, "rules", &answer)
 	seen := 0
-	for _, g := range answer.Data.Groups {
+	for _, g := range answer.Groups {
 		for _, r := range g.Rules {
 			seen++
 			if r.Health != "ok" || r.State != "inactive" {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,8 +21,7 @@ type Containerd struct {
 	program string
 }
 
-// containerdConfig serves 1.6 and 2.x: 2.x reads and migrates version 2. Without
-// restrict_oom_score_adj no container starts on a machine that lacks CAP_SYS_RESOURCE.
+// containerdConfig serves 1.6 and 2.x. restrict_oom_score_adj is for machines that lack CAP_SYS_RESOURCE.
 const containerdConfig = `version = 2
 root = %[1]q
 state = %[2]q
@@ -62,39 +62,29 @@ END
 
 // StartContainerd starts a containerd below dir. program is "" for the machine's own, and so is hosts, the folder of
 // its hosts.toml files, if it has none.
-func StartContainerd(ctx context.Context, dir, program, sandboxImage, hosts string) (*Containerd, error) {
-	if program == "" {
-		program = "containerd"
-	}
-	c := &Containerd{dir: dir, program: program}
+func StartContainerd(ctx context.Context, dir, program, sandboxImage, hosts string) (c *Containerd, err error) {
+	defer host.Catch(&err)
+	c = &Containerd{dir: dir, program: cmp.Or(program, "containerd")}
 	for _, sub := range []string{"root", "state", "opt", "cni", "cni-plugins"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o711); err != nil {
-			return nil, err
-		}
+		host.Check(os.MkdirAll(filepath.Join(dir, sub), 0o711))
 	}
 	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"),
 		sandboxImage, c.path("cni"), c.path("runc"), c.path("cni-plugins"), hosts)
-	if err := os.WriteFile(c.path("config.toml"), []byte(text), 0o600); err != nil {
-		return nil, err
-	}
 	// A pod without the network of the node has its loopback interface and no other.
-	if err := errors.Join(
+	host.Check(
+		os.WriteFile(c.path("config.toml"), []byte(text), 0o600),
 		os.WriteFile(c.path("cni/10-none.conflist"), []byte(cniConfig), 0o600),
 		os.WriteFile(c.path("cni-plugins/none"), []byte(cniPlugin), 0o700),
 		os.Symlink("/usr/lib/cni/loopback", c.path("cni-plugins/loopback")),
-	); err != nil {
-		return nil, err
-	}
+	)
 	return c, c.Start(ctx)
 }
 
 // Start starts it again after it was stopped or killed.
 func (c *Containerd) Start(ctx context.Context) (err error) {
-	c.Process, err = host.Start(ctx, "containerd", c.path("containerd.log"), func() error {
-		k, err := NewKubelet(ctx, c.Endpoint())
-		if err != nil {
-			return err
-		}
+	c.Process, err = host.Start(ctx, "containerd", c.path("containerd.log"), func() (err error) {
+		defer host.Catch(&err)
+		k := host.Must(NewKubelet(ctx, c.Endpoint()))
 		defer k.Close()
 		return k.RuntimeReady(ctx)
 	}, c.program, "--config", c.path("config.toml"))
@@ -102,10 +92,9 @@ func (c *Containerd) Start(ctx context.Context) (err error) {
 }
 
 // Restart stops and starts it.
-func (c *Containerd) Restart(ctx context.Context) error {
-	if err := c.Stop(); err != nil {
-		return err
-	}
+func (c *Containerd) Restart(ctx context.Context) (err error) {
+	defer host.Catch(&err)
+	host.Check(c.Stop())
 	return c.Start(ctx)
 }
 
@@ -126,17 +115,11 @@ func (c *Containerd) Ctr(ctx context.Context, args ...string) (string, error) {
 	return host.Run(ctx, "ctr", args...)
 }
 
-// Reboot has the effect of a reboot of the machine: containerd and all containers are killed, the state below /run is
-// removed, and containerd starts again with the content of its disk.
-func (c *Containerd) Reboot(ctx context.Context) error {
-	if err := errors.Join(c.Kill(), endContainers(ctx, c.dir), unmountBelow(c.dir)); err != nil {
-		return err
-	}
-	for _, sub := range []string{"state", "runc"} {
-		if err := os.RemoveAll(c.path(sub)); err != nil {
-			return err
-		}
-	}
+// Reboot has the effect of a reboot: all is killed, the state below /run is removed, and containerd starts again.
+func (c *Containerd) Reboot(ctx context.Context) (err error) {
+	defer host.Catch(&err)
+	host.Check(c.Kill(), endContainers(ctx, c.dir), unmountBelow(c.dir))
+	host.Check(os.RemoveAll(c.path("state")), os.RemoveAll(c.path("runc")))
 	return c.Start(ctx)
 }
 
@@ -155,11 +138,9 @@ func (c *Containerd) Close() error {
 }
 
 // unmountBelow removes the mounts below a directory, the deepest first.
-func unmountBelow(dir string) error {
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return err
-	}
+func unmountBelow(dir string) (err error) {
+	defer host.Catch(&err)
+	mounts := host.Must(os.ReadFile("/proc/self/mounts"))
 	for _, line := range slices.Backward(strings.Split(string(mounts), "\n")) {
 		fields := strings.Fields(line)
 		if len(fields) > 1 && strings.HasPrefix(fields[1], dir+"/") {

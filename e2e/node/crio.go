@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A rewrite returns the replacement of a message.
@@ -29,8 +31,7 @@ type rewrite func(ctx context.Context, message []byte) ([]byte, error)
 // repo digest and does not repeat the name of the pod; calls need the content type application/grpc. Texts of errors
 // stay those of containerd.
 type CRIO struct {
-	// PullAnswersID makes a pull answer with the image ID, as CRI-O does from 1.35.2 and 1.36.0 on; before, it is a repo
-	// digest.
+	// PullAnswersID makes a pull answer with the image ID, as from 1.35.2 and 1.36.0 on, and not with a repo digest.
 	PullAnswersID atomic.Bool
 
 	endpoint string
@@ -49,18 +50,13 @@ const idPrefix = "sha256:"
 var bareID = regexp.MustCompile(`^[0-9a-f]{3,64}$`)
 
 // StartCRIO serves before a containerd, on a socket in dir. Close ends it.
-func StartCRIO(ctx context.Context, dir, containerd string) (*CRIO, error) {
-	conn, err := grpc.NewClient(containerd, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(sizeLimit)))
-	if err != nil {
-		return nil, fmt.Errorf("dial %s: %w", containerd, err)
-	}
+func StartCRIO(ctx context.Context, dir, containerd string) (c *CRIO, err error) {
+	defer host.Catch(&err)
 	socket := filepath.Join(dir, "crio.sock")
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	c := &CRIO{endpoint: "unix://" + socket, runtime: conn}
+	l := host.Must((&net.ListenConfig{}).Listen(ctx, "unix", socket))
+	conn := host.Must(grpc.NewClient(containerd, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(sizeLimit))))
+	c = &CRIO{endpoint: "unix://" + socket, runtime: conn}
 	c.requests, c.answers = c.rewrites()
 	c.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(c.pass),
 		grpc.MaxRecvMsgSize(sizeLimit))
@@ -156,23 +152,19 @@ func (c *CRIO) pass(_ any, client grpc.ServerStream) error {
 	return err
 }
 
-func (c *CRIO) copy(ctx context.Context, from, to func(any) error, rewrite rewrite) error {
+func (c *CRIO) copy(ctx context.Context, from, to func(any) error, rewrite rewrite) (err error) {
+	defer host.Catch(&err)
 	for {
 		var message []byte
-		if err := from(&message); errors.Is(err, io.EOF) {
+		err := from(&message)
+		if errors.Is(err, io.EOF) {
 			return nil
-		} else if err != nil {
-			return err
 		}
+		host.Check(err)
 		if rewrite != nil {
-			var err error
-			if message, err = rewrite(ctx, message); err != nil {
-				return err
-			}
+			message = host.Must(rewrite(ctx, message))
 		}
-		if err := to(&message); err != nil {
-			return err
-		}
+		host.Check(to(&message))
 	}
 }
 
@@ -243,12 +235,12 @@ func (c *CRIO) usedImage(ctx context.Context, of interface {
 func (c *CRIO) repoDigest(ctx context.Context, id string) (string, error) {
 	request := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: id}}
 	i, err := runtimeapi.NewImageServiceClient(c.runtime).ImageStatus(ctx, request)
+	digests := i.GetImage().GetRepoDigests()
+	if err == nil && len(digests) == 0 {
+		err = fmt.Errorf("image %s has no repo digest", id)
+	}
 	if err != nil {
 		return "", err
-	}
-	digests := i.GetImage().GetRepoDigests()
-	if len(digests) == 0 {
-		return "", fmt.Errorf("image %s has no repo digest", id)
 	}
 	return digests[0], nil
 }

@@ -53,50 +53,29 @@ type Built struct {
 }
 
 // Build builds an image.
-func (i Image) Build() (*Built, error) {
+func (i Image) Build() (_ *Built, err error) {
+	defer host.Catch(&err)
 	if i.Entrypoint == nil {
 		i.Entrypoint = []string{"/bin/sh", "-c", "cat /content; id -u; exec sleep 3600"}
 	}
-	files, err := i.layer()
-	if err != nil {
-		return nil, err
-	}
+	files := i.layer()
 	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil }
-	layer, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
-	if err != nil {
-		return nil, err
-	}
+	layer := host.Must(tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer)))
 	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
-	image, err := mutate.ConfigFile(base, &v1.ConfigFile{
+	image := host.Must(mutate.ConfigFile(base, &v1.ConfigFile{
 		Architecture: runtime.GOARCH, OS: "linux", RootFS: v1.RootFS{Type: "layers"},
 		Config: v1.Config{User: i.User, Entrypoint: i.Entrypoint, Env: []string{"PATH=/bin"}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	if image, err = mutate.AppendLayers(image, layer); err != nil {
-		return nil, err
-	}
+	}))
+	image = host.Must(mutate.AppendLayers(image, layer))
 	if i.Annotations != nil {
 		image, _ = mutate.Annotations(image, i.Annotations).(v1.Image) // it is one if it is given one
 	}
-	id, err := image.ConfigName()
-	if err != nil {
-		return nil, err
-	}
-	digest, err := image.Digest()
-	return &Built{image, id.String(), digest.String()}, err
+	return &Built{image, host.Must(image.ConfigName()).String(), host.Must(image.Digest()).String()}, nil
 }
 
-func (i Image) layer() ([]byte, error) {
-	path, err := busyboxPath()
-	if err != nil {
-		return nil, err
-	}
-	busybox, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
+func (i Image) layer() []byte {
+	path := host.Must(busyboxPath())
+	busybox := host.Must(os.ReadFile(path))
 	var b bytes.Buffer
 	t := tar.NewWriter(&b)
 	type file struct {
@@ -114,11 +93,7 @@ func (i Image) layer() ([]byte, error) {
 		{name: "content", data: []byte(i.Content + "\n"), mode: 0o644},
 	}
 	if i.AllApplets {
-		list, err := host.Run(context.Background(), path, "--list")
-		if err != nil {
-			return nil, err
-		}
-		for applet := range strings.FieldsSeq(list) {
+		for applet := range strings.FieldsSeq(host.Must(host.Run(context.Background(), path, "--list"))) {
 			if link := "bin/" + applet; !slices.ContainsFunc(files, func(f file) bool { return f.name == link }) {
 				files = append(files, file{name: link, link: "bin/busybox", mode: 0o755})
 			}
@@ -132,18 +107,14 @@ func (i Image) layer() ([]byte, error) {
 		if h.Typeflag = tar.TypeReg; f.link != "" {
 			h.Typeflag = tar.TypeLink
 		}
-		if err := t.WriteHeader(h); err != nil {
-			return nil, err
-		}
-		if _, err := t.Write(f.data); err != nil {
-			return nil, err
-		}
+		host.Check(t.WriteHeader(h))
+		host.Must(t.Write(f.data))
 	}
-	return b.Bytes(), t.Close()
+	host.Check(t.Close())
+	return b.Bytes()
 }
 
-// busyboxPath returns a busybox that runs in an image without anything else: the machine's, if it is
-// linked statically, or the one that .ci/install-debs has unpacked beside it.
+// busyboxPath returns a static busybox: the machine's, or the one that .ci/install-debs has unpacked.
 func busyboxPath() (string, error) {
 	paths := []string{"/bin/busybox"}
 	if cache, err := os.UserCacheDir(); err == nil {
@@ -167,24 +138,16 @@ func static(path string) bool {
 	return !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
 }
 
-// Push sends the image to a registry under a name like "127.0.0.1:5000/team/app:1".
-func (b *Built) Push(ctx context.Context, image string, login *Login) error {
-	to, err := name.ParseReference(image, name.Insecure)
-	if err != nil {
-		return err
-	}
-	auth := authn.Anonymous
-	if login != nil {
-		auth = &authn.Basic{Username: login.Username, Password: login.Password}
-	}
+// Push sends the image to a registry under a name like "127.0.0.1:5000/team/app:1", as [Alice].
+func (b *Built) Push(ctx context.Context, image string) (err error) {
+	defer host.Catch(&err)
+	to := host.Must(name.ParseReference(image, name.Insecure))
+	auth := &authn.Basic{Username: Alice().Username, Password: Alice().Password}
 	return remote.Write(to, b.image, remote.WithContext(ctx), remote.WithAuth(auth))
 }
 
 // Archive writes the image as a tar that containerd imports under the name.
-func (b *Built) Archive(path, image string) error {
-	under, err := name.NewTag(image, name.Insecure)
-	if err != nil {
-		return err
-	}
-	return tarball.WriteToFile(path, under, b.image)
+func (b *Built) Archive(path, image string) (err error) {
+	defer host.Catch(&err)
+	return tarball.WriteToFile(path, host.Must(name.NewTag(image, name.Insecure)), b.image)
 }

@@ -79,22 +79,17 @@ func (o Outcome) String() string {
 }
 
 // NewKubelet dials an endpoint.
-func NewKubelet(ctx context.Context, endpoint string) (*Kubelet, error) {
+func NewKubelet(ctx context.Context, endpoint string) (_ *Kubelet, err error) {
+	defer host.Catch(&err)
 	// The client logs each failure as an error, and failures are what is tested here.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	const limit = 2 * time.Minute
-	r, err := cri.NewRemoteRuntimeServiceBuilder().WithEndpoint(endpoint).WithConnectionTimeout(limit).Build(ctx)
-	if err != nil {
-		return nil, err
-	}
+	r := host.Must(cri.NewRemoteRuntimeServiceBuilder().WithEndpoint(endpoint).WithConnectionTimeout(limit).Build(ctx))
 	i, err := cri.NewRemoteImageServiceBuilder().WithEndpoint(endpoint).WithConnectionTimeout(limit).Build(ctx)
 	if err != nil {
 		return nil, errors.Join(err, r.Close(ctx))
 	}
-	logs, err := os.MkdirTemp(filepath.Dir(strings.TrimPrefix(endpoint, "unix://")), "pods-")
-	if err != nil {
-		return nil, errors.Join(err, r.Close(ctx), i.Close(ctx))
-	}
+	logs := host.Must(os.MkdirTemp(filepath.Dir(strings.TrimPrefix(endpoint, "unix://")), "pods-"))
 	return &Kubelet{Runtime: r, Images: i, logs: logs, cgroup: cgroupOf(filepath.Dir(filepath.Dir(logs)))}, nil
 }
 
@@ -332,8 +327,7 @@ func (k *Kubelet) RemoveImage(ctx context.Context, name string) error {
 	return k.Images.RemoveImage(quiet(ctx), &runtimeapi.ImageSpec{Image: name})
 }
 
-// ReadySandboxes returns the IDs of the sandboxes of a namespace that are not stopped. A kubelet leaves those
-// that are for its garbage collection, once a minute.
+// ReadySandboxes returns the IDs of the sandboxes of a namespace that are not stopped.
 func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]string, error) {
 	all, err := k.Runtime.ListPodSandbox(quiet(ctx), nil)
 	var ids []string
@@ -345,8 +339,7 @@ func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]strin
 	return ids, err
 }
 
-// RemoveStopped removes every stopped sandbox, as a kubelet's garbage collection does once a minute. Like that one it
-// tries again: containerd refuses the removal of a container whose end it has not noticed yet.
+// RemoveStopped removes stopped sandboxes as a kubelet does. It retries until containerd has noticed the end of all.
 func (k *Kubelet) RemoveStopped(ctx context.Context) error {
 	var err error
 	host.Within(time.Minute, func() bool {

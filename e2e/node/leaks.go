@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// Leaks looks for the passwords of the logins in all files below a directory and in a text, and returns an
-// error for each place where it has found one, and in which form.
+// Leaks returns an error for each place below a directory or in a text that contains a password of the logins.
 func Leaks(dir, text string) error {
 	texts := map[string]string{"the text": text}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -36,8 +35,7 @@ func Leaks(dir, text string) error {
 	return err
 }
 
-// forms are the encodings in which a secret may be written by accident. Its base64 depends on the number of bytes
-// before it, modulo three; characters that depend on other bytes are cut.
+// forms are the encodings of a secret, in base64 after 0, 1 and 2 bytes, without characters that depend on other bytes.
 func forms(secret string) map[string]string {
 	all := map[string]string{
 		"raw":              secret,

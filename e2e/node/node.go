@@ -1,3 +1,9 @@
+// Package node starts a small node of real programs for tests and for the demo: containerd, a
+// registry that requires credentials, images, pullgated, and a client that sends the same calls as a kubelet.
+//
+// All files are below one temporary directory, with sockets and ports of its own; the machine's own runtime is not
+// used. Every process is ended by its own ID. If a program does not start, the error contains the last lines of its
+// output.
 package node
 
 import (
@@ -54,75 +60,53 @@ func Check() error {
 type Options struct {
 	// Containerd is the program to run, "" for the machine's.
 	Containerd string
-	// ImageSpace is the size of a file system of its own for what containerd keeps, such as "1G".
-	// "" keeps it on the disk of the node's directory.
+	// ImageSpace is the size of a file system of its own for what containerd keeps, such as "1G"; "" for none.
 	ImageSpace string
-	// Mirrored are registries, such as "registry.k8s.io", whose images containerd pulls from the registry that needs no
-	// credential.
+	// Mirrored are registries, such as "registry.k8s.io", for which containerd pulls from the public one.
 	Mirrored []string
 }
 
 // New starts a node below a directory of its own. Close ends and removes all of it.
 func New(ctx context.Context, options Options) (n *Node, err error) {
-	if err := Check(); err != nil {
+	if err := errors.Join(Check(), sweep(ctx)); err != nil {
 		return nil, err
 	}
-	if err := sweep(ctx); err != nil {
-		return nil, fmt.Errorf("clean up after an earlier run: %w", err)
-	}
-	dir, unlock, err := makeDir()
-	if err != nil {
+	n = &Node{}
+	if n.Dir, n.unlock, err = makeDir(); err != nil {
 		return nil, err
 	}
-	n = &Node{Dir: dir, unlock: unlock}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.Close())
 		}
 	}()
-	if n.Public, err = StartRegistry(ctx, n.path("public")); err != nil {
-		return n, err
-	}
+	defer host.Catch(&err)
+	n.Public = host.Must(StartRegistry(ctx, n.path("public")))
 	n.closers = append(n.closers, n.Public.Close)
-	if n.Private, err = StartRegistry(ctx, n.path("private"), Alice(), Dora()); err != nil {
-		return n, err
-	}
+	n.Private = host.Must(StartRegistry(ctx, n.path("private"), Alice(), Dora()))
 	n.closers = append(n.closers, n.Private.Close)
-	pause, err := n.PushPublic(ctx, "pause:1", Image{Content: "pause", Entrypoint: []string{"/bin/sleep", "2147483647"}})
-	if err != nil {
-		return n, err
-	}
+	sleep := Image{Content: "pause", Entrypoint: []string{"/bin/sleep", "2147483647"}}
+	pause := host.Must(n.Public.Push(ctx, "pause:1", sleep)).Name
+	dir := n.path("containerd")
 	if options.ImageSpace != "" {
-		if err := mountSpace(ctx, n.path("containerd"), options.ImageSpace); err != nil {
-			return n, err
-		}
+		mountSpace(ctx, dir, options.ImageSpace)
 	}
-	hosts, err := n.mirror(options.Mirrored)
-	if err != nil {
-		return n, err
-	}
-	if n.Containerd, err = StartContainerd(ctx, n.path("containerd"), options.Containerd, pause.Name, hosts); err != nil {
-		return n, err
-	}
+	n.Containerd = host.Must(StartContainerd(ctx, dir, options.Containerd, pause, n.mirror(options.Mirrored)))
 	n.closers = append(n.closers, n.Containerd.Close)
 	return n, nil
 }
 
 // mirror writes a hosts.toml for each of some registries, and returns the folder of the files; "" without any.
-func (n *Node) mirror(registries []string) (string, error) {
+func (n *Node) mirror(registries []string) string {
 	if len(registries) == 0 {
-		return "", nil
+		return ""
 	}
 	text := fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", "http://"+n.Public.Host())
 	for _, r := range registries {
-		if err := os.MkdirAll(n.path("hosts/"+r), 0o755); err != nil {
-			return "", err
-		}
-		if err := os.WriteFile(n.path("hosts/"+r+"/hosts.toml"), []byte(text), 0o644); err != nil {
-			return "", err
-		}
+		host.Check(os.MkdirAll(n.path("hosts/"+r), 0o755))
+		host.Check(os.WriteFile(n.path("hosts/"+r+"/hosts.toml"), []byte(text), 0o644))
 	}
-	return n.path("hosts"), nil
+	return n.path("hosts")
 }
 
 func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
@@ -136,43 +120,20 @@ type Pushed struct {
 	Repository string
 }
 
-// PushPrivate builds an image and pushes it to the registry that asks for credentials.
-func (n *Node) PushPrivate(ctx context.Context, name string, i Image) (Pushed, error) {
-	login := Alice()
-	return n.Push(ctx, n.Private, name, i, &login)
+// Push builds an image and pushes it to the registry.
+func (r *Registry) Push(ctx context.Context, name string, i Image) (p Pushed, err error) {
+	defer host.Catch(&err)
+	b := host.Must(i.Build())
+	repository, _, _ := strings.Cut(name, ":")
+	p = Pushed{Built: b, Name: r.Host() + "/" + name, Repository: repository}
+	return p, b.Push(ctx, p.Name)
 }
 
-// PushPublic builds an image and pushes it to the registry that needs no credential.
-func (n *Node) PushPublic(ctx context.Context, name string, i Image) (Pushed, error) {
-	return n.Push(ctx, n.Public, name, i, nil)
-}
-
-// Push builds an image and pushes it to a registry, with a login if it asks for one.
-func (n *Node) Push(ctx context.Context, r *Registry, name string, i Image, login *Login) (Pushed, error) {
-	b, err := i.Build()
-	if err != nil {
-		return Pushed{}, err
-	}
-	repository := name
-	if tag := strings.LastIndex(name, ":"); tag >= 0 {
-		repository = name[:tag]
-	}
-	p := Pushed{Built: b, Name: r.Host() + "/" + name, Repository: repository}
-	return p, b.Push(ctx, p.Name, login)
-}
-
-// Protect starts a pullgated before the node's containerd; Close ends it.
-func (n *Node) Protect(ctx context.Context, settings ...string) (*Pullgated, error) {
-	return n.ProtectRuntime(ctx, n.Containerd.Endpoint(), settings...)
-}
-
-// ProtectRuntime is Protect with a runtime's endpoint, such as that of a [CRIO].
-func (n *Node) ProtectRuntime(ctx context.Context, runtime string, settings ...string) (*Pullgated, error) {
+// Protect starts a pullgated before a runtime, such as the node's containerd or a [CRIO]; Close ends it.
+func (n *Node) Protect(ctx context.Context, runtime string, settings ...string) (p *Pullgated, err error) {
+	defer host.Catch(&err)
 	n.pods++
-	p, err := StartPullgated(ctx, n.path(fmt.Sprintf("pullgate-%d", n.pods)), runtime, settings...)
-	if err != nil {
-		return nil, err
-	}
+	p = host.Must(StartPullgated(ctx, n.path(fmt.Sprintf("pullgate-%d", n.pods)), runtime, settings...))
 	n.closers = append(n.closers, func() error { return p.Stop() })
 	return p, nil
 }
@@ -188,21 +149,13 @@ func (n *Node) Close() error {
 	return err
 }
 
-// mountSpace makes a file system in a file and mounts it. It is not one in memory, since kubelets cannot
-// determine the free space of those.
-func mountSpace(ctx context.Context, dir, size string) error {
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return err
-	}
+// mountSpace mounts a file system in a file. Kubelets cannot determine the free space of one in memory.
+func mountSpace(ctx context.Context, dir, size string) {
+	host.Check(os.MkdirAll(dir, 0o711))
 	file := dir + ".ext4"
-	if _, err := host.Run(ctx, "truncate", "--size", size, file); err != nil {
-		return err
-	}
-	if _, err := host.Run(ctx, "mkfs.ext4", "-q", "-O", "^has_journal", file); err != nil {
-		return err
-	}
-	_, err := host.Run(ctx, "mount", "-o", "loop", file, dir)
-	return err
+	host.Must(host.Run(ctx, "truncate", "--size", size, file))
+	host.Must(host.Run(ctx, "mkfs.ext4", "-q", "-O", "^has_journal", file))
+	host.Must(host.Run(ctx, "mount", "-o", "loop", file, dir))
 }
 
 // Cgroup is the cgroup that the pods of the node are put under.

@@ -2,8 +2,12 @@ package node
 
 import (
 	"context"
-	"errors"
 	"os"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/testkit"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A Pullgated is the daemon before a runtime.
@@ -12,19 +16,22 @@ type Pullgated struct {
 	upstream string
 }
 
-// StartPullgated starts the daemon below dir, before a runtime. settings are lines of YAML that are
-// added to its configuration.
-func StartPullgated(ctx context.Context, dir, runtime string, settings ...string) (*Pullgated, error) {
-	d, err := newDaemon("pullgated", "pullgated", dir)
-	if err != nil {
-		return nil, err
-	}
-	d.flags = []string{"-v", "2"}
-	p := &Pullgated{daemon: d, upstream: runtime}
-	if err := p.Configure(settings...); err != nil {
-		return nil, err
-	}
+// StartPullgated starts the daemon below dir before a runtime, with more lines of YAML in its configuration.
+func StartPullgated(ctx context.Context, dir, runtime string, settings ...string) (p *Pullgated, err error) {
+	defer host.Catch(&err)
+	p = &Pullgated{daemon: newDaemon("pullgated", "pullgated", dir), upstream: runtime}
+	p.flags = []string{"-v", "2"}
+	host.Check(p.Configure(settings...))
 	return p, p.Start(ctx)
+}
+
+// RunPullgated is StartPullgated until the test ends.
+func RunPullgated(tb testing.TB, dir, runtime string, settings ...string) *Pullgated {
+	tb.Helper()
+	p, err := StartPullgated(tb.Context(), dir, runtime, settings...)
+	testkit.Must(tb, err)
+	p.endWith(tb, func() error { return p.Stop() })
+	return p
 }
 
 // Configure writes the configuration for the next start.
@@ -34,41 +41,32 @@ func (p *Pullgated) Configure(settings ...string) error {
 	}, settings...)...)
 }
 
-// KeepSocket stops it and starts it on a socket that stays open over every later stop and start, as systemd keeps
-// it. release gives the socket up.
+// KeepSocket starts it again on a socket that stays open over restarts, as with systemd, until release.
 func (p *Pullgated) KeepSocket(ctx context.Context) (release func() error, err error) {
-	if err := errors.Join(p.Stop(), p.bind("cri")); err != nil {
-		return nil, err
-	}
+	defer host.Catch(&err)
+	host.Check(p.Stop())
+	p.bind("cri")
 	return p.release, p.Start(ctx)
 }
 
 // Replace makes the next start run another file of the program, as an upgrade does.
-func (p *Pullgated) Replace() error {
-	content, err := os.ReadFile(p.program)
-	if err != nil {
-		return err
-	}
+func (p *Pullgated) Replace() (err error) {
+	defer host.Catch(&err)
+	content := host.Must(os.ReadFile(p.program))
 	next := p.path("pullgated.a")
 	if p.program == next {
 		next = p.path("pullgated.b")
 	}
 	p.program = next
-	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
+	host.Check(os.RemoveAll(next))
 	return os.WriteFile(next, content, 0o700)
 }
 
 // Restart stops and starts it, with other settings if any are given.
-func (p *Pullgated) Restart(ctx context.Context, settings ...string) error {
-	if err := p.Stop(); err != nil {
-		return err
-	}
-	if len(settings) > 0 {
-		if err := p.Configure(settings...); err != nil {
-			return err
-		}
+func (p *Pullgated) Restart(ctx context.Context, settings ...string) (err error) {
+	defer host.Catch(&err)
+	if host.Check(p.Stop()); len(settings) > 0 {
+		host.Check(p.Configure(settings...))
 	}
 	return p.Start(ctx)
 }

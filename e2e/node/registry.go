@@ -11,9 +11,9 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -22,8 +22,8 @@ import (
 // A Login is what a pull secret holds.
 type Login struct{ Username, Password string }
 
-// A Registry is Debian's docker-registry behind a small reverse proxy. The registry requires credentials and
-// writes the access log from which requests are counted; the proxy makes requests fail on demand.
+// A Registry is Debian's docker-registry behind a small reverse proxy. The registry requires credentials; the proxy
+// notes the requests that the registry answers, and makes requests fail on demand.
 type Registry struct {
 	*host.Process
 	dir    string
@@ -31,18 +31,15 @@ type Registry struct {
 	front  *http.Server
 	addr   string
 
-	mu    sync.Mutex
-	fault func(w http.ResponseWriter, r *http.Request) (handled bool)
-	down  bool
+	down bool
 
-	passed atomic.Int64 // requests that the registry gets
-	// lines is how many requests are in the access log up to the byte read.
-	lines int64
-	read  int
+	mu       sync.Mutex
+	fault    func(w http.ResponseWriter, r *http.Request) (handled bool)
+	requests []Request
 }
 
 const registryConfig = `version: 0.1
-log: {level: info, accesslog: {disabled: false}}
+log: {level: info, accesslog: {disabled: true}}
 storage: {filesystem: {rootdirectory: %q}, delete: {enabled: true}}
 http: {addr: "127.0.0.1:0"}
 `
@@ -51,46 +48,33 @@ const registryAuth = `auth: {htpasswd: {realm: test, path: %q}}
 `
 
 // StartRegistry starts a registry below dir. Without logins it needs no credential.
-func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry, error) {
-	r := &Registry{dir: dir}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
+func StartRegistry(ctx context.Context, dir string, logins ...Login) (r *Registry, err error) {
+	defer host.Catch(&err)
+	r = &Registry{dir: dir}
+	host.Check(os.MkdirAll(dir, 0o700))
 	config := fmt.Sprintf(registryConfig, filepath.Join(dir, "data"))
 	if len(logins) > 0 {
 		var users strings.Builder
 		for _, l := range logins {
-			line, err := host.Run(ctx, "htpasswd", "-nbB", l.Username, l.Password)
-			if err != nil {
-				return nil, err
-			}
+			line := host.Must(host.Run(ctx, "htpasswd", "-nbB", l.Username, l.Password))
 			users.WriteString(strings.TrimSpace(line) + "\n")
 		}
-		if err := os.WriteFile(r.path("htpasswd"), []byte(users.String()), 0o600); err != nil {
-			return nil, err
-		}
+		host.Check(os.WriteFile(r.path("htpasswd"), []byte(users.String()), 0o600))
 		config += fmt.Sprintf(registryAuth, r.path("htpasswd"))
 	}
-	if err := os.WriteFile(r.path("config.yml"), []byte(config), 0o600); err != nil {
-		return nil, err
-	}
-	var err error
+	host.Check(os.WriteFile(r.path("config.yml"), []byte(config), 0o600))
 	const program = "docker-registry"
-	r.Process, err = host.Start(ctx, program, r.path("registry.log"), r.listens, program, "serve", r.path("config.yml"))
-	if err != nil {
-		return nil, err
-	}
+	log := r.path("registry.log")
+	r.Process = host.Must(host.Start(ctx, program, log, r.listens, program, "serve", r.path("config.yml")))
 	return r, r.openFront("127.0.0.1:0")
 }
 
 var listening = regexp.MustCompile(`listening on (127\.0\.0\.1:\d+)`)
 
 // listens reads from the registry's log which port it was given.
-func (r *Registry) listens() error {
-	text, err := os.ReadFile(r.path("registry.log"))
-	if err != nil {
-		return err
-	}
+func (r *Registry) listens() (err error) {
+	defer host.Catch(&err)
+	text := host.Must(os.ReadFile(r.path("registry.log")))
 	m := listening.FindSubmatch(text)
 	if m == nil {
 		return errors.New("it does not listen yet")
@@ -109,8 +93,13 @@ func (r *Registry) openFront(address string) error {
 	proxy := &httputil.ReverseProxy{Rewrite: func(req *httputil.ProxyRequest) {
 		req.SetURL(&url.URL{Scheme: "http", Host: r.behind})
 		req.Out.Host = req.In.Host // so that redirects come back here
+	}, ModifyResponse: func(answer *http.Response) error { // before the client has a byte of the answer
+		req := Request{answer.Request.Method, answer.Request.URL.Path, strconv.Itoa(answer.StatusCode)}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.requests = append(r.requests, req)
+		return nil
 	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
-		r.passed.Add(-1)
 		w.WriteHeader(http.StatusBadGateway) // mostly, the client has gone
 	}}
 	r.addr = l.Addr().String()
@@ -119,7 +108,6 @@ func (r *Registry) openFront(address string) error {
 		fault := r.fault
 		r.mu.Unlock()
 		if fault == nil || !fault(w, req) {
-			r.passed.Add(1)
 			proxy.ServeHTTP(w, req)
 		}
 	}
@@ -165,8 +153,7 @@ func (r *Registry) Fault(f func(w http.ResponseWriter, req *http.Request) (handl
 	r.fault = f
 }
 
-// HoldBlobs lets manifests through and holds every blob back until release is called. asked is closed
-// when the first blob has been asked for.
+// HoldBlobs holds every blob back until release is called. asked is closed when the first one was asked for.
 func (r *Registry) HoldBlobs() (asked <-chan struct{}, release func()) {
 	held, seen := make(chan struct{}), make(chan struct{})
 	see := sync.OnceFunc(func() { close(seen) })
@@ -188,47 +175,29 @@ func (r *Registry) HoldBlobs() (asked <-chan struct{}, release func()) {
 	})
 }
 
-// A Request is one line of the registry's own access log.
+// A Request is one that the registry has answered.
 type Request struct {
 	Method, Path string
 	Status       string
 }
 
-var accessLine = regexp.MustCompile(`"(HEAD|GET|POST|PUT|PATCH|DELETE) (/v2/\S*) HTTP/1\.[01]" (\d{3})`)
-
-// Requests returns the requests in the registry's access log for a repository since a Mark; "" is any.
-func (r *Registry) Requests(since Mark, repository string) []Request {
-	text := r.Log()
-	var all []Request
-	for _, m := range accessLine.FindAllStringSubmatch(text[min(int(since), len(text)):], -1) {
-		if repository == "" || strings.HasPrefix(m[2], "/v2/"+repository+"/") {
-			all = append(all, Request{Method: m[1], Path: m[2], Status: m[3]})
+// Requests returns the requests for a repository after the first so many.
+func (r *Registry) Requests(since int, repository string) (all []Request) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, q := range r.requests[since:] {
+		if strings.HasPrefix(q.Path, "/v2/"+repository+"/") {
+			all = append(all, q)
 		}
 	}
 	return all
 }
 
-// A Mark is a place in the access log.
-type Mark int
-
-// Mark returns the end of the access log once it has all requests that the registry got. It writes a line after it has
-// answered.
-func (r *Registry) Mark() Mark {
-	want := r.passed.Load()
-	if !host.Within(5*time.Second, func() bool { return r.logged() >= want }) {
-		r.passed.Store(r.logged()) // a client that went away may leave no line
-	}
-	return Mark(len(r.Log()))
-}
-
-func (r *Registry) logged() int64 {
+// Mark returns how many requests the registry has answered.
+func (r *Registry) Mark() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	text := r.Log()
-	end := strings.LastIndexByte(text, '\n') + 1
-	r.lines += int64(len(accessLine.FindAllStringIndex(text[r.read:end], -1)))
-	r.read = end
-	return r.lines
+	return len(r.requests)
 }
 
 // Close ends proxy and registry.

@@ -22,14 +22,11 @@ const nodePrefix = "pullgate-node-"
 
 // makeDir makes a node's directory and holds its lock until the process ends.
 func makeDir() (dir string, unlock func(), err error) {
+	defer host.Catch(&err)
 	for {
-		if dir, err = os.MkdirTemp("", nodePrefix); err != nil {
-			return "", nil, err
-		}
+		dir = host.Must(os.MkdirTemp("", nodePrefix))
 		lock := filepath.Join(dir, "lock")
-		if unlock, err = host.Lock(lock); err != nil {
-			return "", nil, err
-		}
+		unlock = host.Must(host.Lock(lock))
 		// A sweep may have seen the file before it was locked.
 		if _, err := os.Stat(lock); err == nil {
 			return dir, unlock, nil
@@ -39,12 +36,9 @@ func makeDir() (dir string, unlock func(), err error) {
 }
 
 // sweep cleans up after nodes whose process was killed before it could.
-func sweep(ctx context.Context) error {
-	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), nodePrefix+"*"))
-	if err != nil {
-		return err
-	}
-	for _, dir := range dirs {
+func sweep(ctx context.Context) (err error) {
+	defer host.Catch(&err)
+	for _, dir := range host.Must(filepath.Glob(filepath.Join(os.TempDir(), nodePrefix+"*"))) {
 		f, openErr := os.Open(filepath.Join(dir, "lock"))
 		if openErr != nil {
 			continue // being made, or no node
@@ -59,16 +53,12 @@ func sweep(ctx context.Context) error {
 	return err
 }
 
-// endContainers ends the processes of a containerd that has ended: its shims, found by the socket that they were given,
-// and its containers, found by the state files of runc.
-func endContainers(ctx context.Context, dir string) error {
+// endContainers ends the shims of a containerd that has ended, found by socket, and its containers, by files of runc.
+func endContainers(ctx context.Context, dir string) (err error) {
+	defer host.Catch(&err)
 	var pids []int
-	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		return err
-	}
 	socket := []byte("\x00" + filepath.Join(dir, "containerd.sock"))
-	for _, path := range commands {
+	for _, path := range host.Must(filepath.Glob("/proc/[0-9]*/cmdline")) {
 		text, err := os.ReadFile(path)
 		// Its other socket begins so too.
 		if err != nil || !bytes.Contains(text, []byte("containerd-shim")) || !bytes.Contains(text, socket) {
@@ -84,9 +74,7 @@ func endContainers(ctx context.Context, dir string) error {
 		}
 	}
 	err = errors.Join(err, gone(pids))
-	containers, globErr := filepath.Glob(filepath.Join(dir, "runc", "k8s.io", "*"))
-	err = errors.Join(err, globErr)
-	for _, path := range containers {
+	for _, path := range host.Must(filepath.Glob(filepath.Join(dir, "runc", "k8s.io", "*"))) {
 		_, runErr := host.Run(ctx, "runc", "--root", filepath.Dir(path), "delete", "--force", filepath.Base(path))
 		err = errors.Join(err, runErr)
 	}
@@ -132,28 +120,21 @@ func gone(pids []int) error {
 func cgroupOf(dir string) string { return "/" + filepath.Base(dir) }
 
 // removeCgroups removes the empty cgroups of a node, of either version.
-func removeCgroups(dir string) error {
-	var all []string
-	for _, pattern := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
-		found, err := filepath.Glob(pattern + cgroupOf(dir))
-		if err != nil {
-			return err
-		}
-		all = append(all, found...)
-	}
+func removeCgroups(dir string) (err error) {
+	defer host.Catch(&err)
 	var groups []string // parents before children
-	for _, top := range all {
+	for _, top := range slices.Concat(host.Must(filepath.Glob("/sys/fs/cgroup"+cgroupOf(dir))),
+		host.Must(filepath.Glob("/sys/fs/cgroup/*"+cgroupOf(dir)))) {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
 				groups = append(groups, path)
 			}
 			return err
 		})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		if !errors.Is(err, fs.ErrNotExist) {
+			host.Check(err)
 		}
 	}
-	var err error
 	for _, group := range slices.Backward(groups) {
 		if rmErr := os.Remove(group); rmErr != nil && !errors.Is(rmErr, fs.ErrNotExist) {
 			err = errors.Join(err, rmErr)

@@ -8,7 +8,7 @@ import (
 
 // generate returns a pod that the level restricted admits, with a few changes at random.
 func generate(seed uint64) *corev1.Pod {
-	r := newRandom(seed)
+	r := rand.New(rand.NewPCG(seed, 1))
 	pod := &corev1.Pod{}
 	s := &pod.Spec
 	s.SecurityContext = &corev1.PodSecurityContext{RunAsNonRoot: maybe(r, true)}

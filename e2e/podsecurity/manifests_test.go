@@ -13,8 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The Deployment of pullgate-policyd manifests meets the standard that its Namespace enforces, in each version of the
-// standard.
+// The Deployment of pullgate-policyd manifests meets each version of the standard that its Namespace enforces.
 func TestManifestsMeetTheStandard(t *testing.T) {
 	data := testkit.Value(os.ReadFile("../../internal/policies/policyd/webhook/testdata/cluster.golden.yaml"))(t)
 	var namespace corev1.Namespace

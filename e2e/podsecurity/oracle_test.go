@@ -40,43 +40,39 @@ type difference struct {
 	remove        func(spec *corev1.PodSpec)
 }
 
-// overrides is the reason of several differences.
-const overrides = "a value of the pod that every container overrides has no effect, and is not judged"
+// overridden is the difference in a field of the pod which every container overrides.
+func overridden(field string, levels []string, sets func(*corev1.SecurityContext) bool,
+	remove func(*corev1.PodSecurityContext),
+) difference {
+	const reason = "a value of the pod that every container overrides has no effect, and is not judged"
+	return difference{"spec.securityContext." + field, reason, levels, func(s *corev1.PodSpec) {
+		for c := range containers(s) {
+			if c.SecurityContext == nil || !sets(c.SecurityContext) {
+				return
+			}
+		}
+		if s.SecurityContext != nil {
+			remove(s.SecurityContext)
+		}
+	}}
+}
 
 var differences = []difference{
-	{
-		"spec.securityContext.runAsUser", overrides,
-		[]string{"restricted"},
-		func(s *corev1.PodSpec) {
-			if overridden(s, func(c *corev1.SecurityContext) bool { return c.RunAsUser != nil }) {
-				s.SecurityContext.RunAsUser = nil
-			}
-		},
-	},
-	{
-		"spec.securityContext.runAsNonRoot", overrides,
-		[]string{"restricted"},
-		func(s *corev1.PodSpec) {
-			if overridden(s, func(c *corev1.SecurityContext) bool { return c.RunAsNonRoot != nil }) {
-				s.SecurityContext.RunAsNonRoot = nil
-			}
-		},
-	},
-	{
-		"spec.securityContext.seLinuxOptions", overrides,
-		[]string{"baseline", "restricted"},
-		func(s *corev1.PodSpec) {
-			if overridden(s, func(c *corev1.SecurityContext) bool { return c.SELinuxOptions != nil }) {
-				s.SecurityContext.SELinuxOptions = nil
-			}
-		},
-	},
+	overridden("runAsUser", []string{"restricted"},
+		func(c *corev1.SecurityContext) bool { return c.RunAsUser != nil },
+		func(p *corev1.PodSecurityContext) { p.RunAsUser = nil }),
+	overridden("runAsNonRoot", []string{"restricted"},
+		func(c *corev1.SecurityContext) bool { return c.RunAsNonRoot != nil },
+		func(p *corev1.PodSecurityContext) { p.RunAsNonRoot = nil }),
+	overridden("seLinuxOptions", []string{"baseline", "restricted"},
+		func(c *corev1.SecurityContext) bool { return c.SELinuxOptions != nil },
+		func(p *corev1.PodSecurityContext) { p.SELinuxOptions = nil }),
 	{
 		"capabilities.add", "runtimes read a name without regard to case, and some without the prefix CAP_",
 		[]string{"baseline", "restricted"},
 		func(s *corev1.PodSpec) {
 			for c := range containers(s) {
-				all := added(c)
+				all := capabilities(c).Add
 				for i, name := range all {
 					all[i] = corev1.Capability(strings.TrimPrefix(strings.ToUpper(string(name)), "CAP_"))
 				}
@@ -88,7 +84,7 @@ var differences = []difference{
 		[]string{"restricted"},
 		func(s *corev1.PodSpec) {
 			for c := range containers(s) {
-				all := dropped(c)
+				all := capabilities(c).Drop
 				for i, name := range all {
 					all[i] = corev1.Capability(strings.ToUpper(string(name)))
 				}
@@ -213,28 +209,10 @@ func containers(s *corev1.PodSpec) func(yield func(*corev1.Container) bool) {
 	}
 }
 
-// overridden reports whether the pod has a security context, and each container sets a field of its own.
-func overridden(s *corev1.PodSpec, sets func(*corev1.SecurityContext) bool) bool {
-	for c := range containers(s) {
-		if c.SecurityContext == nil || !sets(c.SecurityContext) {
-			return false
-		}
-	}
-	return s.SecurityContext != nil
-}
-
-func added(c *corev1.Container) []corev1.Capability {
+// capabilities returns those of a container, empty ones if it has none.
+func capabilities(c *corev1.Container) corev1.Capabilities {
 	if c.SecurityContext == nil || c.SecurityContext.Capabilities == nil {
-		return nil
+		return corev1.Capabilities{}
 	}
-	return c.SecurityContext.Capabilities.Add
+	return *c.SecurityContext.Capabilities
 }
-
-func dropped(c *corev1.Container) []corev1.Capability {
-	if c.SecurityContext == nil || c.SecurityContext.Capabilities == nil {
-		return nil
-	}
-	return c.SecurityContext.Capabilities.Drop
-}
-
-func newRandom(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 1)) }

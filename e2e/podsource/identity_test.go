@@ -26,8 +26,7 @@ func TestNodeNameFollowsFromTheToken(t *testing.T) {
 	})
 }
 
-// A kubelet replaces its certificate in time. Once the first one has expired the API server refuses it, on
-// connections that it was shown on too.
+// A kubelet replaces its certificate in time. The API server refuses an expired one, on open connections too.
 func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)

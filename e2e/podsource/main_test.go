@@ -36,7 +36,7 @@ var clusters = host.NewShared(func(release string) (controlPlane, error) {
 		return controlPlane{}, err
 	}
 	ctx := context.Background() // it outlives the test that starts it
-	c, err := cluster.Start(ctx, dir, release, cluster.Options{Nodes: []string{tokenNode}})
+	c, err := cluster.Start(ctx, dir, release, tokenNode)
 	if err != nil {
 		return controlPlane{}, errors.Join(err, os.RemoveAll(dir))
 	}

@@ -1,14 +1,15 @@
 package podsource_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/testkit"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -22,7 +23,7 @@ const memoryLimit = 80 << 20
 func TestMemoryIsBoundedOnANodeOf500Pods(t *testing.T) {
 	w := begin(t, kubernetes134)
 	w.fill(500, func(i int) *corev1.Secret {
-		return pullSecret(w.name, fmt.Sprintf("registry-credentials-%d", i), "password of "+strconv.Itoa(i))
+		return pullSecret(fmt.Sprintf("registry-credentials-%d", i), "password of "+strconv.Itoa(i))
 	})
 	w.measure(500)
 }
@@ -31,13 +32,13 @@ func TestMemoryIsBoundedWithSecretsOfAMegabyte(t *testing.T) {
 	w := begin(t, kubernetes134)
 	w.fill(60, func(i int) *corev1.Secret {
 		name := fmt.Sprintf("large-%d", i)
-		s := pullSecret(w.name, name, strings.Repeat("p", 1<<20-200))
+		s := pullSecret(name, strings.Repeat("p", 1<<20-200))
 		if i%2 == 1 { // one login, or thousands
 			auths := map[string]any{}
 			for j := range 10_000 {
 				auths[fmt.Sprintf("registry-%d.test/team-%d", j, i)] = map[string]string{"username": "user", "password": "password"}
 			}
-			s.Data[corev1.DockerConfigJsonKey] = marshal(map[string]any{"auths": auths})
+			s.Data[corev1.DockerConfigJsonKey] = testkit.Value(json.Marshal(map[string]any{"auths": auths}))(w)
 		}
 		return s
 	})
@@ -47,35 +48,21 @@ func TestMemoryIsBoundedWithSecretsOfAMegabyte(t *testing.T) {
 // fill gives the node so many pods, each with a Secret of its own.
 func (w *world) fill(n int, secret func(i int) *corev1.Secret) {
 	w.Helper()
-	numbers := make(chan int)
-	failures := make(chan error, n)
-	var g sync.WaitGroup
-	for range 16 {
-		g.Go(func() {
-			for i := range numbers {
-				s, err := w.cluster.Client.CoreV1().Secrets(w.name).Create(w.Context(), secret(i), metav1.CreateOptions{})
-				if err == nil {
-					_, err = w.cluster.Client.CoreV1().Pods(w.name).Create(w.Context(), w.usualPod(i, s.Name), metav1.CreateOptions{})
-				}
-				if err != nil {
-					failures <- err
-				}
+	var all errgroup.Group
+	all.SetLimit(16)
+	for i := range n {
+		all.Go(func() error {
+			s, err := w.core.Secrets(w.name).Create(w.Context(), secret(i), metav1.CreateOptions{})
+			if err == nil {
+				_, err = w.core.Pods(w.name).Create(w.Context(), w.usualPod(i, s.Name), metav1.CreateOptions{})
 			}
+			return err
 		})
 	}
-	for i := range n {
-		numbers <- i
-	}
-	close(numbers)
-	g.Wait()
-	close(failures)
-	for err := range failures {
-		w.Fatal(err)
-	}
+	w.must(all.Wait())
 }
 
-// usualPod is a pod as large as they are: a service and its sidecar, configured by the environment and
-// applied with kubectl.
+// usualPod is a pod of usual size: a service and its sidecars, with an environment, applied with kubectl.
 func (w *world) usualPod(i int, secret string) *corev1.Pod {
 	p := pod(w.name, w.name, fmt.Sprintf("web-5d8f7c9b4-%d", i), secret)
 	const app = "app.kubernetes.io/"
@@ -104,8 +91,7 @@ func (w *world) measure(secrets int) {
 	w.certify(day, nodes)
 	before := w.secretsRead()
 	runtime, source := "unix://"+w.dir+"/no-runtime.sock", "podSource: {kubeconfig: "+w.kubeconfig()+"}"
-	gate := testkit.Value(node.StartPullgated(w.Context(), w.dir, runtime, source))(w)
-	host.AtEnd(w, gate.Stop)
+	gate := node.RunPullgated(w, w.dir, runtime, source)
 	w.until("all Secrets are read", func() bool { return w.secretsRead()-before >= secrets })
 	used := testkit.Value(host.UsageOf(gate.PID()))(w)
 	w.Logf("Resident with %d pods: %d MiB, at most %d MiB", secrets, used.Resident>>20, used.Peak>>20)
@@ -117,7 +103,7 @@ func (w *world) measure(secrets int) {
 // secretsRead returns how many single Secrets the API server has served.
 func (w *world) secretsRead() int {
 	w.Helper()
-	page := testkit.Value(w.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(w.Context()))(w)
+	page := testkit.Value(w.core.RESTClient().Get().AbsPath("/metrics").DoRaw(w.Context()))(w)
 	total := 0
 	get := regexp.MustCompile(`(?m)^apiserver_request_total\{code="200".*resource="secrets".*verb="GET".*\} (\d+)$`)
 	for _, m := range get.FindAllSubmatch(page, -1) {

@@ -22,7 +22,7 @@ func TestTheRightsOfAKubeletAreEnough(t *testing.T) {
 		// The authorizer allows the Secrets of a pod shortly after its creation, and the source reads them then.
 		second := w.secret("second", "second")
 		w.learns(w.pod("after", "second", "own"), second, own)
-		if w.known(elsewhere) {
+		if _, known := w.source.ByUID(elsewhere); known {
 			w.Error("the pod of another node is known")
 		}
 

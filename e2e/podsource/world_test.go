@@ -3,7 +3,6 @@ package podsource_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -33,14 +33,11 @@ import (
 const (
 	// image is what all pods use.
 	image = "registry.test/team/app:1"
-	// registry is the registry of all Secrets.
-	registry = "registry.test"
 	// day is how long a certificate holds that is not about to expire.
 	day = 24 * time.Hour
 	// nodes is the group of kubelets.
 	nodes = "system:nodes"
-	// patience is how long a test waits for an expected change. The source pauses for half a minute at most
-	// between attempts to reach an unavailable API server.
+	// patience is how long a test waits. The source pauses for up to 30 s before it tries an unavailable API server again.
 	patience = 90 * time.Second
 )
 
@@ -48,6 +45,7 @@ const (
 type world struct {
 	*testing.T
 	cluster *cluster.Cluster
+	core    corev1client.CoreV1Interface
 	name    string // of the node and of the namespace
 	dir     string
 	key     credential.Key
@@ -63,9 +61,9 @@ func begin(t *testing.T, release string) *world {
 	name := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
 	// With -count a test runs again on the same cluster.
 	name = strings.Trim(name[:min(len(name), 45)], "-") + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
-	w := &world{T: t, cluster: c.Cluster, name: name, dir: t.TempDir(), key: credential.NewKey()}
+	w := &world{T: t, cluster: c.Cluster, core: c.Client.CoreV1(), name: name, dir: t.TempDir(), key: credential.NewKey()}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	testkit.Value(c.Client.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
+	testkit.Value(w.core.Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the log of the source:\n%s\nkube-apiserver:\n%s", w.logged(), host.Tail(c.Log(), 10))
@@ -82,8 +80,7 @@ func (w *world) must(err error) {
 // certificateFile is where the node's certificate and key are, as kubelets name it.
 func (w *world) certificateFile() string { return filepath.Join(w.dir, "kubelet-client-current.pem") }
 
-// certify puts another certificate of the node in the place of the one there is, as kubelets do: a new file,
-// and a link to it that replaces another.
+// certify replaces the certificate of the node as kubelets do: a new file, and a link to it.
 func (w *world) certify(lifetime time.Duration, groups ...string) {
 	w.Helper()
 	content := testkit.Value(w.cluster.NodeCertificate(w.name, lifetime, groups...))(w)
@@ -158,8 +155,7 @@ func (w *world) pod(name string, secrets ...string) string {
 
 func (w *world) create(p *corev1.Pod) string {
 	w.Helper()
-	made := testkit.Value(w.cluster.Client.CoreV1().Pods(p.Namespace).Create(w.Context(), p, metav1.CreateOptions{}))(w)
-	return string(made.UID)
+	return string(testkit.Value(w.core.Pods(p.Namespace).Create(w.Context(), p, metav1.CreateOptions{}))(w).UID)
 }
 
 func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
@@ -176,16 +172,14 @@ func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
 
 func (w *world) secret(name, password string) tracker.Secret {
 	w.Helper()
-	s := pullSecret(w.name, name, password)
-	s = testkit.Value(w.cluster.Client.CoreV1().Secrets(w.name).Create(w.Context(), s, metav1.CreateOptions{}))(w)
-	return w.secretWith(s, password)
+	secrets, s := w.core.Secrets(w.name), pullSecret(name, password)
+	return w.secretWith(testkit.Value(secrets.Create(w.Context(), s, metav1.CreateOptions{}))(w), password)
 }
 
 func (w *world) rotate(name, password string) tracker.Secret {
 	w.Helper()
-	s := pullSecret(w.name, name, password)
-	s = testkit.Value(w.cluster.Client.CoreV1().Secrets(w.name).Update(w.Context(), s, metav1.UpdateOptions{}))(w)
-	return w.secretWith(s, password)
+	secrets, s := w.core.Secrets(w.name), pullSecret(name, password)
+	return w.secretWith(testkit.Value(secrets.Update(w.Context(), s, metav1.UpdateOptions{}))(w), password)
 }
 
 func (w *world) secretWith(s *corev1.Secret, password string) tracker.Secret {
@@ -194,45 +188,21 @@ func (w *world) secretWith(s *corev1.Secret, password string) tracker.Secret {
 	return c
 }
 
-func pullSecret(namespace, name, password string) *corev1.Secret {
-	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-		Type:       corev1.SecretTypeDockerConfigJson,
-		Data:       map[string][]byte{corev1.DockerConfigJsonKey: marshal(map[string]any{"auths": logins(password)})},
-	}
-}
-
-func logins(password string) map[string]any {
-	return map[string]any{registry: map[string]string{"username": "user", "password": password}}
-}
-
-func marshal(v any) []byte {
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return data
-}
-
-func (w *world) known(uid string) bool {
-	_, ok := w.source.ByUID(uid)
-	return ok
+func pullSecret(name, password string) *corev1.Secret {
+	return cluster.PullSecret(name, "registry.test", "user", password)
 }
 
 // learns waits until the source knows a pod and has these credentials of it and no others.
 func (w *world) learns(uid string, want ...tracker.Secret) {
 	w.Helper()
-	w.until("the pod and its credentials are known", func() bool { return w.has(uid, want...) })
-}
-
-// has reports whether the source has these credentials of a pod, and reports that these are all.
-func (w *world) has(uid string, want ...tracker.Secret) bool {
-	p, ok := w.source.ByUID(uid)
-	if !ok {
-		return false
-	}
-	got, err := p.Credentials(w.Context(), imageref.New(image))
-	return err == nil && slices.Equal(got, want)
+	w.until("the pod and its credentials are known", func() bool {
+		p, ok := w.source.ByUID(uid)
+		if !ok {
+			return false
+		}
+		got, err := p.Credentials(w.Context(), imageref.New(image))
+		return err == nil && slices.Equal(got, want)
+	})
 }
 
 // asNode is a client with the identity of the kubeconfig that the source has.

@@ -1,3 +1,6 @@
+// Package podviews compares the two views of a pod: the one that criview builds from what a kubelet sends to a runtime,
+// and the one that apiview builds from the Pod of the API server. It generates the pods, keeps what the kubelet sends,
+// and counts how often each field was compared.
 package podviews
 
 import (
@@ -5,7 +8,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -43,19 +45,20 @@ const (
 
 // A Comparison compares views of pods, field by field.
 type Comparison struct {
-	// KubeletRoot is the root directory of the kubelet.
-	KubeletRoot string
-	// VolumeGroups are groups that volumes add.
-	VolumeGroups []int64
-
+	kubeletRoot string // the root directory of the kubelet
+	volumeGroup int64  // the group that volumes add
 	// known counts by path how often the CRI view knew a field, and set how often the pod set it then.
 	known, set  map[string]int
 	excused     map[exception]int
 	differences []string
 }
 
-// Pod compares the views of one pod and of all its containers. The pod is as the API server has it, with what a kubelet
-// sent to the runtime about it.
+// NewComparison returns a comparison for a kubelet, by its root directory, with volumes that add a group.
+func NewComparison(kubeletRoot string, volumeGroup int64) *Comparison {
+	return &Comparison{kubeletRoot, volumeGroup, map[string]int{}, map[string]int{}, map[exception]int{}, nil}
+}
+
+// Pod compares the views of one pod: as the API server has it, and what a kubelet sent to the runtime.
 func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 	who := p.Namespace + "/" + p.Name
 	got := r.of(string(p.UID))
@@ -76,7 +79,7 @@ func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 			c.differ(name, "the kubelet did not send the container")
 			continue
 		}
-		pod, container := criview.Container(request.GetSandboxConfig(), request.GetConfig(), c.KubeletRoot)
+		pod, container := criview.Container(request.GetSandboxConfig(), request.GetConfig(), c.kubeletRoot)
 		c.pod(name, pod, api)
 		c.automount(name, pod, api, all[i])
 		c.container(name, container, all[i], shared[all[i].Name])
@@ -89,8 +92,7 @@ func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 	}
 }
 
-// sharedClaims returns, by container, the paths of mounts of claims that two volumes of the pod name, one of them
-// read-only and the other one not.
+// sharedClaims returns, by container, the mounts of claims that two volumes of the pod name, one of them read-only.
 func sharedClaims(p *corev1.Pod) map[string][]string {
 	writable := map[string][]bool{} // by claim
 	claims := map[string]string{}   // by volume
@@ -117,8 +119,7 @@ func sharedClaims(p *corev1.Pod) map[string][]string {
 	return paths
 }
 
-// Failures returns every difference that is not an exception, every field of the CRI that was never compared or never
-// set, and every exception that never applied.
+// Failures returns differences without an exception, fields never compared or set, and exceptions never applied.
 func (c *Comparison) Failures() []string {
 	all := slices.Clone(c.differences)
 	for _, f := range restriction.Fields() {
@@ -138,35 +139,13 @@ func (c *Comparison) Failures() []string {
 	return all
 }
 
-// String returns how often each field was known, and each exception applied.
-func (c *Comparison) String() string {
-	var b strings.Builder
-	for _, f := range restriction.Fields() {
-		if f.Node != restriction.Never {
-			fmt.Fprintf(&b, "%5d compared, %5d set: %s\n", c.known[f.Path], c.set[f.Path], f.Path)
-		}
-	}
-	for _, e := range exceptions() {
-		fmt.Fprintf(&b, "%5d times: %s\n", c.excused[e], e)
-	}
-	return b.String()
-}
-
 func (c *Comparison) differ(who, format string, args ...any) {
 	c.differences = append(c.differences, who+": "+fmt.Sprintf(format, args...))
 }
 
-func (c *Comparison) excuse(e exception) {
-	if c.excused == nil {
-		c.excused = map[exception]int{}
-	}
-	c.excused[e]++
-}
+func (c *Comparison) excuse(e exception) { c.excused[e]++ }
 
 func (c *Comparison) count(field string, set bool) {
-	if c.known == nil {
-		c.known, c.set = map[string]int{}, map[string]int{}
-	}
 	c.known[field]++
 	if set {
 		c.set[field]++
@@ -207,7 +186,7 @@ func (c *Comparison) groups(who string, cri, api admission.Pod) {
 	for _, g := range running {
 		switch {
 		case slices.Contains(declared, g):
-		case slices.Contains(c.VolumeGroups, g):
+		case g == c.volumeGroup:
 			c.excuse(volumeGroup)
 		default:
 			c.differ(who, "the CRI has the groups %v, the API has %v", running, declared)
@@ -220,8 +199,7 @@ func (c *Comparison) groups(who string, cri, api admission.Pod) {
 	}
 }
 
-// automount compares whether a container gets a token of the service account, which is so unless the pod says
-// otherwise.
+// automount compares whether a container gets a token of the service account, which is so by default.
 func (c *Comparison) automount(who string, cri, api admission.Pod, container admission.Container) {
 	const field = podSpec + "automountServiceAccountToken"
 	mounted, _ := cri.AutomountServiceAccountToken.Effective()

@@ -16,8 +16,7 @@ const initPrefix = "init-"
 // A World is what generated pods refer to, which must exist before they are created.
 type World struct {
 	Namespace, Node string
-	// Dir is a folder of the node that has the folder "folder", in which pods may create files, and the socket
-	// "socket".
+	// Dir is a folder of the node with the folder "folder", for files of pods, and the socket "socket".
 	Dir string
 	// Object is the name of a ConfigMap and of a Secret with the key "key".
 	Object string
@@ -36,8 +35,7 @@ func (g *Generated) Containers() int {
 	return len(g.Pod.Spec.InitContainers) + len(g.Pod.Spec.Containers) + len(g.Ephemeral)
 }
 
-// Generate returns pods that an API server admits, and whose containers a kubelet tries to create. The same seed gives
-// the same pods.
+// Generate returns pods that an API server admits and a kubelet tries to start. The same seed gives the same pods.
 func Generate(seed uint64, n int, w World) []*Generated {
 	all := make([]*Generated, n)
 	for i := range all {
@@ -190,8 +188,7 @@ func (g *generator) security() *corev1.SecurityContext {
 	return s
 }
 
-// letRun changes a container that the kubelet would not try to create, because it must not run as root and would, or
-// might.
+// letRun changes a container that the kubelet would not create, because it must not run as root and may.
 func (g *generator) letRun(c *corev1.Container, pod *corev1.PodSecurityContext) {
 	own := c.SecurityContext
 	if own == nil {

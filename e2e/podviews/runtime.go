@@ -11,7 +11,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/fake"
@@ -28,8 +30,7 @@ const (
 // pods. Init containers end at once with success; others run until they are stopped.
 type Runtime struct {
 	*fake.RemoteRuntime
-	endpoint string
-	server   *grpc.Server
+	Endpoint string // what a kubelet dials
 
 	mu   sync.Mutex       // guards pods
 	pods map[string]*sent // by UID
@@ -41,17 +42,12 @@ type sent struct {
 	containers map[string]*runtimeapi.CreateContainerRequest // by name
 }
 
-// StartRuntime serves a runtime on a socket in dir. Close ends it.
-func StartRuntime(ctx context.Context, dir string) (*Runtime, error) {
+// StartRuntime serves a runtime on a socket in dir until the test ends.
+func StartRuntime(tb testing.TB, dir string) *Runtime {
+	tb.Helper()
 	socket := filepath.Join(dir, "runtime.sock")
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
-	if err != nil {
-		return nil, err
-	}
-	r := &Runtime{
-		RemoteRuntime: fake.NewFakeRemoteRuntime(), endpoint: "unix://" + socket, pods: map[string]*sent{},
-		server: grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20)),
-	}
+	l := testkit.Value((&net.ListenConfig{}).Listen(tb.Context(), "unix", socket))(tb)
+	r := &Runtime{RemoteRuntime: fake.NewFakeRemoteRuntime(), Endpoint: "unix://" + socket, pods: map[string]*sent{}}
 	r.RuntimeService.FakeStatus = &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
 	}}
@@ -62,17 +58,13 @@ func StartRuntime(ctx context.Context, dir string) (*Runtime, error) {
 	}}
 	r.ImageService.SetFakeFilesystemUsage(fs)
 	r.ImageService.SetFakeContainerFilesystemUsage(fs)
-	runtimeapi.RegisterRuntimeServiceServer(r.server, r)
-	runtimeapi.RegisterImageServiceServer(r.server, r)
-	go func() { _ = r.server.Serve(l) }() // ends with Close
-	return r, nil
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20))
+	runtimeapi.RegisterRuntimeServiceServer(server, r)
+	runtimeapi.RegisterImageServiceServer(server, r)
+	go func() { _ = server.Serve(l) }() // ends with Stop
+	tb.Cleanup(server.Stop)
+	return r
 }
-
-// Close ends every call and connection.
-func (r *Runtime) Close() { r.server.Stop() }
-
-// Endpoint is what a kubelet dials.
-func (r *Runtime) Endpoint() string { return r.endpoint }
 
 // Complete reports whether a kubelet has sent a number of containers of a pod.
 func (r *Runtime) Complete(uid string, containers int) bool {

@@ -19,8 +19,7 @@ import (
 
 // Releases of containerd that are built here, by the folder below tools that pins them.
 const (
-	// Containerd21 creates a container from a checkpoint image on whatever image the checkpoint names, which it pulls
-	// first.
+	// Containerd21 creates a container from a checkpoint image on whatever image the checkpoint names, and pulls it first.
 	Containerd21 = "containerd-2.1"
 	// Containerd22 takes the image that a checkpoint names from the node if it is there, and gives it the name
 	// that the checkpoint names; 2.2.0 to 2.2.4 and 2.3.0 to 2.3.1 do.
@@ -41,34 +40,27 @@ type recipe struct {
 	module   string // whose version the folder pins
 	programs []string
 	tags     string
-	stamp    func(version string) []string // what the linker writes into them
-	test     bool                          // the programs are tests of packages
+	stamp    []string // what the linker writes into them, with %s for the version
+	test     bool     // the programs are tests of packages
 }
 
-// Containerd builds a containerd and its shim, once for each release, and returns the path of
-// containerd. What was built stays in the cache folder of the user. Two at a time wait for each other.
+// Containerd builds a containerd of a release and its shim unless they are built, and returns the path of containerd.
 func Containerd(ctx context.Context, release string) (string, error) {
 	const module = "github.com/containerd/containerd/v2"
 	dir, err := recipe{
 		what: "containerd", module: module, programs: []string{"containerd", "containerd-shim-runc-v2"},
-		tags:  "no_btrfs,no_zfs,no_devmapper",
-		stamp: func(version string) []string { return []string{module + "/version.Version=" + version} },
+		tags: "no_btrfs,no_zfs,no_devmapper", stamp: []string{module + "/version.Version=%s"},
 	}.build(ctx, release)
 	return filepath.Join(dir, "containerd"), err
 }
 
-// Kubernetes builds the kubelet and the kube-apiserver of a release such as "1.34", as
-// Containerd does, and returns the folder where they are.
+// Kubernetes builds kubelet and kube-apiserver of a release such as "1.34", and returns their folder.
 func Kubernetes(ctx context.Context, release string) (string, error) {
+	const v = "k8s.io/component-base/version."
+	major, minor, _ := strings.Cut(release, ".")
 	return recipe{
 		what: "kubelet and kube-apiserver", module: "k8s.io/kubernetes", programs: []string{"kubelet", "kube-apiserver"},
-		tags: "providerless",
-		stamp: func(version string) []string {
-			const v = "k8s.io/component-base/version."
-			major, rest, _ := strings.Cut(version, ".")
-			minor, _, _ := strings.Cut(rest, ".")
-			return []string{v + "gitVersion=v" + version, v + "gitMajor=" + major, v + "gitMinor=" + minor}
-		},
+		tags: "providerless", stamp: []string{v + "gitVersion=v%s", v + "gitMajor=" + major, v + "gitMinor=" + minor},
 	}.build(ctx, "kubernetes-"+release)
 }
 
@@ -76,9 +68,7 @@ func Kubernetes(ctx context.Context, release string) (string, error) {
 func Cosign(ctx context.Context) (string, error) {
 	dir, err := recipe{
 		what: "cosign", module: "github.com/sigstore/cosign/v3", programs: []string{"cosign"},
-		stamp: func(version string) []string {
-			return []string{"sigs.k8s.io/release-utils/version.gitVersion=v" + version}
-		},
+		stamp: []string{"sigs.k8s.io/release-utils/version.gitVersion=v%s"},
 	}.build(ctx, cosign31)
 	return filepath.Join(dir, "cosign"), err
 }
@@ -87,53 +77,37 @@ func Cosign(ctx context.Context) (string, error) {
 func Critest(ctx context.Context) (string, error) {
 	dir, err := recipe{
 		what: "critest", module: "sigs.k8s.io/cri-tools", programs: []string{"critest"}, test: true,
-		stamp: func(version string) []string {
-			return []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + version}
-		},
+		stamp: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=%s"},
 	}.build(ctx, criTools134)
 	return filepath.Join(dir, "critest.test"), err // as the go command calls it
 }
 
 // build returns the folder with the programs that a folder below tools pins, built if they are not.
-func (r recipe) build(ctx context.Context, folder string) (string, error) {
-	sources, err := host.Upward(filepath.Join("tools", folder), filepath.Join("e2e", "tools", folder))
-	if err != nil {
-		return "", err
-	}
-	version, key, err := r.pinned(sources)
-	if err != nil {
-		return "", err
-	}
+func (r recipe) build(ctx context.Context, folder string) (_ string, err error) {
+	defer host.Catch(&err)
+	sources := host.Must(host.Upward(filepath.Join("tools", folder), filepath.Join("e2e", "tools", folder)))
+	version, key := r.pinned(sources)
 	name, _, _ := strings.Cut(folder, "-")
 	return host.Cached(ctx, r.what+" "+version, name+"-"+version+"-"+key, func(ctx context.Context, out string) error {
-		if err := r.compile(ctx, sources, version, out); err != nil {
-			return fmt.Errorf("from the module proxy: %w", err)
-		}
-		return nil
+		return r.compile(ctx, sources, version, out)
 	})
 }
 
 // pinned returns the version that a folder of tools pins, and a key for all that it pins with it.
-func (r recipe) pinned(sources string) (version, key string, err error) {
-	mod, err := os.ReadFile(filepath.Join(sources, "go.mod"))
-	if err != nil {
-		return "", "", err
-	}
+func (r recipe) pinned(sources string) (version, key string) {
+	mod := host.Must(os.ReadFile(filepath.Join(sources, "go.mod")))
 	m := regexp.MustCompile(`(?m)^\s*(?:require )?` + regexp.QuoteMeta(r.module) + ` v(\S+)`).FindSubmatch(mod)
 	if m == nil {
-		return "", "", fmt.Errorf("%s/go.mod pins no %s", sources, r.module)
+		host.Check(fmt.Errorf("%s/go.mod pins no %s", sources, r.module))
 	}
-	h := sha256.New()
-	for _, part := range [][]byte{mod, []byte(runtime.Version() + runtime.GOARCH)} {
-		_, _ = h.Write(part)
-	}
-	return string(m[1]), hex.EncodeToString(h.Sum(nil))[:8], nil
+	sum := sha256.Sum256(fmt.Append(mod, runtime.Version(), runtime.GOARCH))
+	return string(m[1]), hex.EncodeToString(sum[:])[:8]
 }
 
 func (r recipe) compile(ctx context.Context, sources, version, out string) error {
 	flags := []string{"-s", "-w"}
-	for _, s := range r.stamp(version) {
-		flags = append(flags, "-X", s)
+	for _, s := range r.stamp {
+		flags = append(flags, "-X", strings.Replace(s, "%s", version, 1))
 	}
 	command := []string{"build"}
 	if r.test {
@@ -150,7 +124,7 @@ func (r recipe) compile(ctx context.Context, sources, version, out string) error
 	cmd.Dir = sources
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %s", err, output[max(0, len(output)-2000):])
+		return fmt.Errorf("from the module proxy: %w: %s", err, output[max(0, len(output)-2000):])
 	}
 	return nil
 }

@@ -10,13 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// An Answer is what the backend answers about an image. The zero value allows. A review is allowed if all of its images
-// are.
+// An Answer is that about an image; the zero value allows. A review is allowed if all of its images are.
 type Answer struct {
 	Deny   bool
 	Reason string // of a denial
-	// Override is the key of an annotation that allows an image which is denied otherwise, such as
-	// x.image-policy.k8s.io/break-glass.
+	// Override is the key of an annotation that allows a denied image, such as x.image-policy.k8s.io/break-glass.
 	Override         string
 	AuditAnnotations map[string]string
 	// Client restricts the answer to one client; others are allowed.

@@ -1,3 +1,5 @@
+// Package reviewbackend is an image review backend of tests: an HTTPS server with an authority of its own, which
+// answers and fails as it is instructed for each image, and records all requests.
 package reviewbackend
 
 import (
@@ -34,7 +36,6 @@ const maxBody = 4 << 20
 type Backend struct {
 	address     string
 	authority   *testkit.Authority
-	pair        testkit.Pair
 	certificate tls.Certificate
 
 	mu       sync.Mutex
@@ -46,7 +47,6 @@ type Backend struct {
 
 // A Request is one that the backend was sent, including those that it failed or refused.
 type Request struct {
-	At     time.Time
 	Client string // the name in Kubeconfig; "" if the request had no such credential
 	Method string
 	URI    string   // with the query
@@ -65,26 +65,14 @@ func (r *Request) Images() []string {
 	return all
 }
 
-// New starts a backend on a free port of the loopback address, which ends with the test. It allows all images until Set
-// is called.
+// New starts a backend on the loopback address until the test ends. It allows all images until Set is called.
 func New(tb testing.TB) *Backend {
 	tb.Helper()
-	must := func(err error) {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
-	b := &Backend{answers: map[string]Answer{}}
-	var err error
-	b.authority, err = testkit.NewAuthority("authority of the backend")
-	must(err)
-	b.pair, err = b.authority.Issue(pkix.Name{CommonName: "backend"}, time.Time{})
-	must(err)
-	b.certificate, err = b.pair.TLS()
-	must(err)
-	b.address = "127.0.0.1:0"
-	must(b.Restart())
+	b := &Backend{answers: map[string]Answer{}, address: "127.0.0.1:0"}
+	b.authority = testkit.Value(testkit.NewAuthority("authority of the backend"))(tb)
+	pair := testkit.Value(b.authority.Issue(pkix.Name{CommonName: "backend"}, time.Time{}))(tb)
+	b.certificate = testkit.Value(pair.TLS())(tb)
+	testkit.Must(tb, b.Restart())
 	host.AtEnd(tb, b.Stop)
 	return b
 }
@@ -92,9 +80,8 @@ func New(tb testing.TB) *Backend {
 // Address is the host and port of the backend, the same after each Restart.
 func (b *Backend) Address() string { return b.address }
 
-// Pair returns its valid certificate and key, with which a pullgate-policyd can take its place while it is stopped. The
-// path that kubeconfigs have is that of pullgate-policyd.
-func (b *Backend) Pair() testkit.Pair { return b.pair }
+// Authority is that of its certificate, with which a pullgate-policyd can take its place at its address and path.
+func (b *Backend) Authority() *testkit.Authority { return b.authority }
 
 // Kubeconfig writes a kubeconfig by which a client, such as a cluster, uses the backend with a token of its own.
 func (b *Backend) Kubeconfig(path, client string) error {
@@ -113,8 +100,7 @@ func Token(client string) string {
 	return client + "." + hex.EncodeToString(sum[:8])
 }
 
-// PolicyFile writes a policy file that has a client ask the backend, by a kubeconfig that it writes as well. fields are
-// those of imagePolicy beside kubeConfigFile; with namespaces only their pods are reviewed.
+// PolicyFile writes a policy file with fields of imagePolicy, for pods of namespaces or all, and the kubeconfig in it.
 func (b *Backend) PolicyFile(path, kubeconfig, client, fields string, namespaces ...string) error {
 	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, retryBackoff: 1, %s}\n", kubeconfig, fields)
 	if len(namespaces) > 0 {
@@ -191,7 +177,7 @@ func (b *Backend) answer(w http.ResponseWriter, r *http.Request) {
 		return // the client has gone
 	}
 	request := Request{
-		At: time.Now(), Client: clientOf(r), Method: r.Method, URI: r.RequestURI, Header: slices.Sorted(maps.Keys(r.Header)),
+		Client: clientOf(r), Method: r.Method, URI: r.RequestURI, Header: slices.Sorted(maps.Keys(r.Header)),
 		Agent: r.UserAgent(), Body: body,
 	}
 	err = json.Unmarshal(body, &request.Review)

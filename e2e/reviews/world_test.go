@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
@@ -39,29 +38,15 @@ func start(tb testing.TB, prepare func(*world), images ...string) *world {
 	prepare(w)
 	runtime := criproxytest.NewRuntime(tb)
 	runtime.SetImages(criproxytest.Image{ID: id, Names: images})
-	var err error
-	w.policyd = testkit.Value(node.StartPolicyd(tb.Context(), filepath.Join(dir, "policyd"), w.policies))(w)
-	host.AtEnd(tb, w.policyd.Close)
-	w.gate, err = node.StartPullgated(tb.Context(), filepath.Join(dir, "pullgated"), runtime.Endpoint(),
+	w.policyd = node.StartPolicyd(tb, filepath.Join(dir, "policyd"), w.policies)
+	w.gate = node.RunPullgated(tb, filepath.Join(dir, "pullgated"), runtime.Endpoint(),
 		"admission: {policies: "+w.policies+", policydSocket: "+w.policyd.Endpoint()+"}",
 		"decisionLog: {path: "+filepath.Join(dir, "decisions.log")+"}")
-	w.must(err)
-	tb.Cleanup(func() {
-		if err := w.gate.Stop(); err != nil {
-			tb.Error(err)
-		}
-		if tb.Failed() {
-			tb.Logf("the last output of pullgated:\n%s\nand of pullgate-policyd:\n%s",
-				host.Tail(filepath.Join(w.gate.Dir(), "pullgated.log"), 30),
-				host.Tail(filepath.Join(w.policyd.Dir(), "policyd.log"), 30))
-		}
-	})
 	w.kubelet = criproxytest.NewKubelet(tb, w.gate.Endpoint())
 	return w
 }
 
-// file writes a policy file for a backend. fields are those of imagePolicy beside kubeConfigFile; with namespaces only
-// their pods are reviewed.
+// file writes a policy file for a backend, with fields of imagePolicy, for pods of namespaces or all.
 func (w *world) file(name string, b *reviewbackend.Backend, fields string, namespaces ...string) {
 	w.Helper()
 	path, kubeconfig := filepath.Join(w.policies, name+".yaml"), filepath.Join(w.dir, name+".kubeconfig")

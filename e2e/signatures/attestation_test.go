@@ -19,14 +19,12 @@ const fresh = "[{all: [{key: '{{ scanner }}', operator: Equals, value: trivy}, "
 	"{key: \"{{ time_since('', timestamp, '') }}\", operator: LessThan, value: 24h}, " +
 	"{key: '{{ Results[].Vulnerabilities[?CVSS.redhat.V3Score > `8.0`][] | length(@) }}', operator: Equals, value: 0}]}]"
 
-// A scan is the predicate of an attestation.
 type scan struct {
 	age   time.Duration
 	score float64
 	kind  string // its type, if it is not scanType
 }
 
-// attest has cosign attest the image of an attempt.
 func (s scan) attest(legacy bool) func(*attempt) {
 	return func(a *attempt) {
 		if s.kind == "" {
@@ -47,8 +45,7 @@ func (s scan) attest(legacy bool) func(*attempt) {
 	}
 }
 
-// attestationRows are rules about attestations, with and without conditions. cosign verifies signers and types; it is
-// asked for no conditions.
+// attestationRows are rules about attestations. cosign verifies signers and types; it is asked for no conditions.
 func (o *oracle) attestationRows() []row {
 	verified := func(public string) func(*attempt) error {
 		return func(a *attempt) error {

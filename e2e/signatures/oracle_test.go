@@ -21,11 +21,9 @@ import (
 	"github.com/pullgate/pullgate/e2e/signing"
 )
 
-// A row is one case of the table.
 type row struct {
 	name string
-	// attestors of the policy in Kyverno's dialect, and authorities of the one in sigstore's; "" if the dialect cannot say
-	// it.
+	// attestors of the policy in Kyverno's dialect, and authorities in sigstore's; "" if the dialect cannot say it.
 	attestors, authorities string
 	// sign makes the image of the row, an index if it returns one, and its signatures.
 	sign func(*attempt)
@@ -37,7 +35,6 @@ type row struct {
 	difference string
 }
 
-// An attempt is one row at one registry.
 type attempt struct {
 	*testing.T
 	*oracle
@@ -91,7 +88,6 @@ func TestOracle(t *testing.T) {
 	}
 }
 
-// compare compares the answers about every row at a registry.
 func (o *oracle) compare(t *testing.T, host string, login *node.Login) {
 	t.Helper()
 	policies := map[string]string{}

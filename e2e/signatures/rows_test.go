@@ -17,7 +17,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/signing"
 )
 
-// Reasons of pullgate-policyd.
 const (
 	missing  = "SIGNATURE_MISSING"
 	invalid  = "SIGNATURE_INVALID"

@@ -24,47 +24,34 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// namespace is that of all pods.
 const namespace = "team"
 
 // A world is a pullgate-policyd with policy files.
 type world struct {
 	testing.TB
-	dir     string
-	policyd *node.Policyd
-	client  *policyclient.Client
-	set     *policyfiles.Set
-	rules   *requirement.Set
+	client *policyclient.Client
+	set    *policyfiles.Set
+	rules  *requirement.Set
 }
 
 // start starts a pullgate-policyd with policy files by their names. settings are more lines of its configuration.
 func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settings ...string) *world {
 	tb.Helper()
-	w := &world{TB: tb, dir: criproxytest.SocketDir(tb)}
-	paths := policyfiles.Paths{Folder: filepath.Join(w.dir, "policies")}
+	w, dir := &world{TB: tb}, criproxytest.SocketDir(tb)
+	paths := policyfiles.Paths{Folder: filepath.Join(dir, "policies")}
 	w.must(os.Mkdir(paths.Folder, 0o755))
 	for name, text := range policies {
 		w.must(os.WriteFile(filepath.Join(paths.Folder, name+".yaml"), []byte(text), 0o644))
 	}
 	if trustedRoot != nil {
-		paths.TrustedRoot = filepath.Join(w.dir, "trusted_root.json")
+		paths.TrustedRoot = filepath.Join(dir, "trusted_root.json")
 		w.must(os.WriteFile(paths.TrustedRoot, trustedRoot, 0o644))
 		settings = append(settings, "trustedRoot: "+paths.TrustedRoot)
 	}
-	var err error
 	w.set = testkit.Value(policyfiles.Read(paths))(w)
 	w.rules = policyfiles.Requirements(w.set)
-	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(w.dir, "policyd"), paths.Folder, settings...)
-	w.must(err)
-	tb.Cleanup(func() {
-		if err := w.policyd.Close(); err != nil {
-			tb.Error(err)
-		}
-		if tb.Failed() {
-			tb.Logf("the last output of pullgate-policyd:\n%s", w.policyd.Log())
-		}
-	})
-	w.client = testkit.Value(policyclient.New(w.policyd.Endpoint(), policyclient.Options{}))(w)
+	policyd := node.StartPolicyd(tb, filepath.Join(dir, "policyd"), paths.Folder, settings...)
+	w.client = testkit.Value(policyclient.New(policyd.Endpoint(), policyclient.Options{}))(w)
 	host.AtEnd(tb, w.client.Close)
 	return w
 }
@@ -96,7 +83,6 @@ func (w *world) must(err error) {
 	testkit.Must(w, err)
 }
 
-// kyvernoPolicy is a ClusterPolicy for the images of a repository.
 func kyvernoPolicy(name, repository, attestors string) string {
 	return fmt.Sprintf(`apiVersion: kyverno.io/v1
 kind: ClusterPolicy
@@ -111,7 +97,6 @@ spec:
 `, name, repository, attestors)
 }
 
-// sigstorePolicy is a ClusterImagePolicy for the images of a repository.
 func sigstorePolicy(name, repository, authorities string) string {
 	return fmt.Sprintf(`apiVersion: policy.sigstore.dev/v1beta1
 kind: ClusterImagePolicy

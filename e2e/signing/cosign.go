@@ -1,15 +1,17 @@
+// Package signing signs images in the two forms that cosign writes, with static keys, and stores the signatures in the
+// repositories of the images.
 package signing
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
@@ -22,17 +24,11 @@ type Cosign struct {
 const signingConfig = `{"mediaType":"application/vnd.dev.sigstore.signingconfig.v0.2+json"}`
 
 // NewCosign builds cosign unless it is built, and has it make a key below dir, which is empty.
-func NewCosign(ctx context.Context, dir string) (*Cosign, error) {
-	program, err := release.Cosign(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c := &Cosign{program, dir}
-	if err := os.WriteFile(c.path("config.json"), []byte(signingConfig), 0o600); err != nil {
-		return nil, err
-	}
-	_, err = c.Run(ctx, "generate-key-pair")
-	return c, err
+func NewCosign(ctx context.Context, dir string) (c *Cosign, err error) {
+	defer host.Catch(&err)
+	c = &Cosign{host.Must(release.Cosign(ctx)), dir}
+	host.Check(os.WriteFile(c.path("config.json"), []byte(signingConfig), 0o600))
+	return c, c.run(ctx, "generate-key-pair")
 }
 
 func (c *Cosign) path(name string) string { return filepath.Join(c.dir, name) }
@@ -43,18 +39,15 @@ func (c *Cosign) Public() (string, error) {
 	return string(data), err
 }
 
-// Run runs cosign, and returns what it printed.
-func (c *Cosign) Run(ctx context.Context, args ...string) (string, error) {
+func (c *Cosign) run(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.program, args...)
 	cmd.Dir = c.dir
 	// Nothing of the user's configuration counts.
 	cmd.Env = append(os.Environ(), "COSIGN_PASSWORD=", "HOME="+c.dir, "DOCKER_CONFIG="+c.dir, "SIGSTORE_NO_CACHE=true")
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("cosign %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(out.String()))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cosign %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
 	}
-	return out.String(), nil
+	return nil
 }
 
 // Sign signs the manifest or index with a digest in the present form, with its key and without any server.
@@ -85,8 +78,7 @@ func (c *Cosign) on(ctx context.Context, r *Repository, digest string, command .
 	if r.login != nil {
 		args = append(args, "--registry-username", r.login.Username, "--registry-password", r.login.Password)
 	}
-	_, err := c.Run(ctx, append(args, r.String()+"@"+digest)...)
-	return err
+	return c.run(ctx, append(args, r.String()+"@"+digest)...)
 }
 
 // Verify returns nil if cosign accepts the manifest or index with a digest by a key, and why it does not otherwise.
@@ -99,15 +91,11 @@ func (c *Cosign) VerifyAttestation(ctx context.Context, r *Repository, public, d
 	return c.verify(ctx, r, public, digest, "verify-attestation", "--type", predicateType)
 }
 
-func (c *Cosign) verify(ctx context.Context, r *Repository, public, digest string, command ...string) error {
-	key, err := os.CreateTemp(c.dir, "verify-*.pub")
-	if err != nil {
-		return err
-	}
-	_, err = key.WriteString(public)
-	if err := errors.Join(err, key.Close()); err != nil {
-		return err
-	}
+func (c *Cosign) verify(ctx context.Context, r *Repository, public, digest string, command ...string) (err error) {
+	defer host.Catch(&err)
+	key := host.Must(os.CreateTemp(c.dir, "verify-*.pub"))
+	host.Must(key.WriteString(public))
+	host.Check(key.Close())
 	return c.on(ctx, r, digest, append(command, "--key", key.Name(), "--insecure-ignore-tlog")...)
 }
 

@@ -5,8 +5,8 @@ import (
 	"crypto/ecdsa"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"runtime"
 	"strings"
 	"testing"
@@ -20,8 +20,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -39,7 +41,8 @@ func Open(repository string, login *node.Login) (*Repository, error) {
 
 // Of returns the repository of an image.
 func Of(image node.Pushed, login *node.Login) (*Repository, error) {
-	return Open(strings.TrimSuffix(image.Name[:strings.Index(image.Name, "/")], "/")+"/"+image.Repository, login)
+	registry, _, _ := strings.Cut(image.Name, "/")
+	return Open(registry+"/"+image.Repository, login)
 }
 
 func (r *Repository) String() string { return r.name.Name() }
@@ -58,14 +61,10 @@ type artifact []byte
 func (a artifact) RawManifest() ([]byte, error)      { return a, nil }
 func (artifact) MediaType() (types.MediaType, error) { return types.OCIManifestSchema1, nil }
 
-// PutBlob stores a blob, and returns its descriptor.
-func (r *Repository) PutBlob(ctx context.Context, mediaType string, data []byte) (v1.Descriptor, error) {
+func (r *Repository) putBlob(ctx context.Context, mediaType string, data []byte) *v1.Descriptor {
 	layer := static.NewLayer(data, types.MediaType(mediaType))
-	descriptor, err := partial.Descriptor(layer)
-	if err != nil {
-		return v1.Descriptor{}, err
-	}
-	return *descriptor, remote.WriteLayer(r.name, layer, r.options(ctx)...)
+	host.Check(remote.WriteLayer(r.name, layer, r.options(ctx)...))
+	return host.Must(partial.Descriptor(layer))
 }
 
 // BundleMediaType is that of bundles, and the artifact type of the manifests that hold them.
@@ -73,50 +72,35 @@ const BundleMediaType = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 // Attach stores a bundle as a referrer of the manifest or index with a digest, under the fallback tag if the registry
 // has no referrers API.
-func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, artifactType string) error {
-	config, err := r.PutBlob(ctx, "application/vnd.oci.empty.v1+json", []byte("{}"))
-	if err != nil {
-		return err
-	}
-	layer, err := r.PutBlob(ctx, BundleMediaType, bundle)
-	if err != nil {
-		return err
-	}
-	subject, err := remote.Head(r.name.Digest(digest), r.options(ctx)...)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(map[string]any{
+func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, artifactType string) (err error) {
+	defer host.Catch(&err)
+	subject := host.Must(remote.Head(r.name.Digest(digest), r.options(ctx)...))
+	data := host.Must(json.Marshal(map[string]any{
 		"schemaVersion": 2, "mediaType": types.OCIManifestSchema1, "artifactType": artifactType,
-		"config": config, "layers": []v1.Descriptor{layer},
+		"config":  r.putBlob(ctx, "application/vnd.oci.empty.v1+json", []byte("{}")),
+		"layers":  []*v1.Descriptor{r.putBlob(ctx, BundleMediaType, bundle)},
 		"subject": v1.Descriptor{MediaType: subject.MediaType, Digest: subject.Digest, Size: subject.Size},
 		"annotations": map[string]string{
 			"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": sigstoretest.SignType,
 			"org.opencontainers.image.created": "2026-01-02T03:04:05Z",
 		},
-	})
-	if err != nil {
-		return err
-	}
-	return remote.Put(r.name.Digest(Digest(data)), artifact(data), r.options(ctx)...)
+	}))
+	return remote.Put(r.name.Digest(fmt.Sprintf("sha256:%x", sha256.Sum256(data))), artifact(data), r.options(ctx)...)
 }
 
 // Sign signs the manifest or index with a digest in the present form.
 func (r *Repository) Sign(tb testing.TB, key *ecdsa.PrivateKey, digest string) {
 	tb.Helper()
 	bundle := sigstoretest.KeyBundle(tb, key, sigstoretest.Statement{Digests: []string{digest}}.JSON(tb))
-	if err := r.Attach(tb.Context(), digest, sigstoretest.BundleJSON(tb, bundle), BundleMediaType); err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, r.Attach(tb.Context(), digest, sigstoretest.BundleJSON(tb, bundle), BundleMediaType))
 }
 
 // SignLegacy signs the manifest or index with a digest in the older form. It replaces other signatures of this form.
 func (r *Repository) SignLegacy(tb testing.TB, key *ecdsa.PrivateKey, digest string) {
 	tb.Helper()
 	payload := sigstoretest.SimplePayload(digest)
-	if err := r.AttachLegacy(tb.Context(), digest, payload, Annotation(sigstoretest.Sign(tb, key, payload))); err != nil {
-		tb.Fatal(err)
-	}
+	signature := Annotation(sigstoretest.Sign(tb, key, payload))
+	testkit.Must(tb, r.AttachLegacy(tb.Context(), digest, payload, signature))
 }
 
 // Annotation returns the annotations of a signature with a key.
@@ -127,91 +111,52 @@ func Annotation(signature []byte) map[string]string {
 // AttachLegacy stores a payload with the annotations that sign it, under the tag of the older form.
 func (r *Repository) AttachLegacy(
 	ctx context.Context, digest string, payload []byte, annotations map[string]string,
-) error {
+) (err error) {
+	defer host.Catch(&err)
 	layer := static.NewLayer(payload, "application/vnd.dev.cosign.simplesigning.v1+json")
-	image, err := mutate.Append(mutate.MediaType(empty.Image, types.OCIManifestSchema1), mutate.Addendum{
-		Layer: layer, Annotations: annotations,
-	})
-	if err != nil {
-		return err
-	}
+	addendum := mutate.Addendum{Layer: layer, Annotations: annotations}
+	image := host.Must(mutate.Append(mutate.MediaType(empty.Image, types.OCIManifestSchema1), addendum))
 	image = mutate.ConfigMediaType(image, types.OCIConfigJSON)
 	return remote.Write(r.name.Tag(strings.Replace(digest, ":", "-", 1)+".sig"), image, r.options(ctx)...)
 }
 
 // Image pushes a small image under a tag. content makes it unique.
-func (r *Repository) Image(ctx context.Context, tag, content string) (node.Pushed, error) {
-	image, err := imageFor(mutate.MediaType(empty.Image, types.OCIManifestSchema1), runtime.GOARCH, content)
-	if err != nil {
-		return node.Pushed{}, err
-	}
-	if err := remote.Write(r.name.Tag(tag), image, r.options(ctx)...); err != nil {
-		return node.Pushed{}, err
-	}
-	return r.pushed(tag, image, image)
+func (r *Repository) Image(ctx context.Context, tag, content string) (_ node.Pushed, err error) {
+	defer host.Catch(&err)
+	image := imageFor(mutate.MediaType(empty.Image, types.OCIManifestSchema1), runtime.GOARCH, content)
+	host.Check(remote.Write(r.name.Tag(tag), image, r.options(ctx)...))
+	return r.pushed(tag, image, image), nil
 }
 
 // imageFor returns an image with another configuration.
 //
 //nolint:ireturn // the registry packages work with the interface
-func imageFor(base v1.Image, architecture, content string) (v1.Image, error) {
-	config, err := base.ConfigFile()
-	if err != nil {
-		return nil, err
-	}
-	config = config.DeepCopy()
+func imageFor(base v1.Image, architecture, content string) v1.Image {
+	config := host.Must(base.ConfigFile()).DeepCopy()
 	config.OS, config.Architecture, config.Author = "linux", architecture, content
-	image, err := mutate.ConfigFile(base, config)
-	if err != nil {
-		return nil, err
-	}
-	return mutate.ConfigMediaType(image, types.OCIConfigJSON), nil
+	return mutate.ConfigMediaType(host.Must(mutate.ConfigFile(base, config)), types.OCIConfigJSON)
 }
 
-func (r *Repository) pushed(tag string, top partial.Describable, image v1.Image) (node.Pushed, error) {
-	id, err := image.ConfigName()
-	if err != nil {
-		return node.Pushed{}, err
-	}
-	digest, err := top.Digest()
-	if err != nil {
-		return node.Pushed{}, err
-	}
-	return node.Pushed{
-		Built: &node.Built{ID: id.String(), Digest: digest.String()},
-		Name:  r.name.Tag(tag).Name(), Repository: r.name.RepositoryStr(),
-	}, nil
+func (r *Repository) pushed(tag string, top partial.Describable, image v1.Image) node.Pushed {
+	built := &node.Built{ID: host.Must(image.ConfigName()).String(), Digest: host.Must(top.Digest()).String()}
+	return node.Pushed{Built: built, Name: r.name.Tag(tag).Name(), Repository: r.name.RepositoryStr()}
 }
 
-// Index pushes an index under a tag: the image that the repository has under a digest, for this machine, and the same
-// for another architecture. It returns the index, with the ID of that image.
-func (r *Repository) Index(ctx context.Context, tag, digest string) (node.Pushed, error) {
+// Index pushes an index of the image with a digest and the same for another architecture. Its ID is that of the image.
+func (r *Repository) Index(ctx context.Context, tag, digest string) (_ node.Pushed, err error) {
+	defer host.Catch(&err)
 	other := "arm64"
 	if runtime.GOARCH == other {
 		other = "amd64"
 	}
-	image, err := remote.Image(r.name.Digest(digest), r.options(ctx)...)
-	if err != nil {
-		return node.Pushed{}, err
-	}
-	second, err := imageFor(image, other, tag)
-	if err != nil {
-		return node.Pushed{}, err
-	}
+	image := host.Must(remote.Image(r.name.Digest(digest), r.options(ctx)...))
+	second := imageFor(image, other, tag)
 	entry := func(i v1.Image, architecture string) mutate.IndexAddendum {
 		platform := &v1.Platform{OS: "linux", Architecture: architecture}
 		return mutate.IndexAddendum{Add: i, Descriptor: v1.Descriptor{Platform: platform}}
 	}
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	index = mutate.AppendManifests(index, entry(second, other), entry(image, runtime.GOARCH))
-	if err := remote.WriteIndex(r.name.Tag(tag), index, r.options(ctx)...); err != nil {
-		return node.Pushed{}, err
-	}
-	return r.pushed(tag, index, image)
-}
-
-// Digest returns the digest of data.
-func Digest(data []byte) string {
-	sum := sha256.Sum256(data)
-	return "sha256:" + hex.EncodeToString(sum[:])
+	host.Check(remote.WriteIndex(r.name.Tag(tag), index, r.options(ctx)...))
+	return r.pushed(tag, index, image), nil
 }

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -19,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // failing is a file that makes it end as soon as it is pointed at pullgate, as one that cannot work behind it.
@@ -29,19 +32,14 @@ func main() {
 	fmt.Fprintln(os.Stderr, "stubkubelet ends:", run())
 }
 
-func run() error {
-	endpoint, err := endpoint()
-	if err != nil {
-		return err
-	}
+func run() (err error) {
+	defer host.Catch(&err)
+	endpoint := endpoint()
 	if _, err := os.Stat(failing); err == nil && strings.Contains(endpoint, "pullgate") {
 		return fmt.Errorf("it does not want to dial %s", endpoint)
 	}
 	fmt.Fprintln(os.Stderr, "stubkubelet dials", endpoint)
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
+	conn := host.Must(grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	runtime := runtimeapi.NewRuntimeServiceClient(conn)
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
@@ -49,9 +47,7 @@ func run() error {
 		_, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 		return err
 	}
-	if err := ask(); err != nil {
-		return err
-	}
+	host.Check(ask())
 	var failure atomic.Pointer[error]
 	http.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := failure.Load(); err != nil {
@@ -72,13 +68,10 @@ func run() error {
 }
 
 // endpoint returns the configured one, the last flag before the file.
-func endpoint() (string, error) {
+func endpoint() string {
 	args, dialled := os.Args[1:], "unix:///run/containerd/containerd.sock"
 	if filepath.Base(os.Args[0]) == "k3s" {
-		var err error
-		if args, err = argsOfK3s(); err != nil {
-			return "", err
-		}
+		args = argsOfK3s()
 	}
 	file, flag := "", ""
 	for _, arg := range args {
@@ -93,34 +86,21 @@ func endpoint() (string, error) {
 		var c struct {
 			Endpoint string `json:"containerRuntimeEndpoint"`
 		}
-		if err := read(file, &c); err != nil {
-			return "", err
-		}
-		if c.Endpoint != "" {
-			dialled = c.Endpoint
-		}
+		read(file, &c)
+		dialled = cmp.Or(c.Endpoint, dialled)
 	}
-	if flag != "" {
-		dialled = flag
-	}
-	return dialled, nil
+	return cmp.Or(flag, dialled)
 }
 
-func argsOfK3s() ([]string, error) {
-	files, err := filepath.Glob("/etc/rancher/k3s/config.yaml.d/*.yaml")
-	if err != nil {
-		return nil, err
-	}
-	var args []string
+func argsOfK3s() (args []string) {
+	files := host.Must(filepath.Glob("/etc/rancher/k3s/config.yaml.d/*.yaml"))
 	for _, f := range append([]string{"/etc/rancher/k3s/config.yaml"}, files...) {
 		var c struct {
 			Endpoint string   `json:"container-runtime-endpoint"`
 			Args     []string `json:"kubelet-arg"`
 			More     []string `json:"kubelet-arg+"`
 		}
-		if err := read(f, &c); err != nil {
-			return nil, err
-		}
+		read(f, &c)
 		if c.Args != nil {
 			args = nil
 		}
@@ -131,13 +111,7 @@ func argsOfK3s() ([]string, error) {
 			args = append(args, "--"+a)
 		}
 	}
-	return args, nil
+	return args
 }
 
-func read(file string, into any) error {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	return yaml.Unmarshal(content, into)
-}
+func read(file string, into any) { host.Check(yaml.Unmarshal(host.Must(os.ReadFile(file)), into)) }

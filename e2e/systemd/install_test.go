@@ -124,8 +124,7 @@ func sandboxed(s *site) {
 	testkit.Value(s.insideOf(unit, "cat /var/lib/kubelet/config.yaml /run/containerd/config.toml >/dev/null"))(s)
 }
 
-// confined checks the sandbox that is in force: what the kernel reports of the process, that it cannot write some
-// folders, and sees no files of users. It has no core file, and cannot make some system calls.
+// confined checks the sandbox of a unit: what the kernel reports, folders it cannot write or see, and system calls.
 func (s *site) confined(unit string, reported []string, readOnly ...string) {
 	s.Helper()
 	status := testkit.Value(os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/status", s.pidOf(unit)))))(s)
@@ -366,7 +365,7 @@ func rpm(s *site) {
 	s.write(conf, configuration)
 	s.do("systemctl", "enable", "--now", unit)
 	s.connect()
-	s.app = testkit.Value(s.node.PushPrivate(s.Context(), "site/next:1", node.Image{Content: "next"}))(s)
+	s.app = testkit.Value(s.node.Private.Push(s.Context(), "site/next:1", node.Image{Content: "next"}))(s)
 	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running {
 		s.Fatalf("alice's pod: %v; want it to run", o)
 	}

@@ -39,7 +39,6 @@ const (
 
 const configuration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n"
 
-// A site is a machine in front of a runtime.
 type site struct {
 	*testing.T
 	node    *node.Node
@@ -59,10 +58,9 @@ func newSite(t *testing.T) *site {
 	testkit.Must(t, pack())
 	dir := filepath.Join(n.Dir, "machine")
 	testkit.Must(t, os.MkdirAll(dir, 0o700))
-	m, err := machine.Start(t.Context(), machine.Options{Dir: dir, Cgroup: n.Cgroup(), Binds: map[string]string{
+	m := testkit.Value(machine.Start(t.Context(), dir, n.Cgroup(), map[string]string{
 		"/run/containerd": filepath.Dir(strings.TrimPrefix(n.Containerd.Endpoint(), "unix://")), packed: packages,
-	}})
-	testkit.Must(t, err)
+	}))(t)
 	host.AtEnd(t, m.Close)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -72,7 +70,7 @@ func newSite(t *testing.T) *site {
 		}
 	})
 	s := &site{T: t, outer: t, node: n, machine: m}
-	s.app = testkit.Value(n.PushPrivate(t.Context(), "site/app:1", node.Image{Content: "site"}))(s)
+	s.app = testkit.Value(n.Private.Push(t.Context(), "site/app:1", node.Image{Content: "site"}))(s)
 	// The socket by a short path, beside which the kubelet's client keeps the logs of pods.
 	s.must(os.Symlink(m.Path("/run/pullgate/cri.sock"), filepath.Join(dir, "cri.sock")))
 	return s
@@ -141,7 +139,6 @@ func (s *site) do(program string, args ...string) string {
 	return testkit.Value(s.machine.Run(s.Context(), program, args...))(s)
 }
 
-// refused runs a program in the machine that has to fail with a reason.
 func (s *site) refused(words string, program string, args ...string) {
 	s.Helper()
 	out, err := s.machine.Run(s.Context(), program, args...)
@@ -181,14 +178,12 @@ func (s *site) pidOf(unit string) int {
 	return testkit.Value(strconv.Atoi(s.shows(unit, "MainPID")))(s)
 }
 
-// insideOf runs a script as root in the file system that a unit sees.
 func (s *site) insideOf(unit, script string) (string, error) {
 	s.Helper()
 	pid := strconv.Itoa(s.pidOf(unit))
 	return s.machine.Run(s.Context(), "nsenter", "--target", pid, "--mount", "--", "/bin/sh", "-c", script)
 }
 
-// wantVersion wants the program of a unit that runs to have a version.
 func (s *site) wantVersion(unit, want string) {
 	s.Helper()
 	s.wantPrinted(s.do(fmt.Sprintf("/proc/%d/exe", s.pidOf(unit)), "--version"), " v"+want+" ")

@@ -12,8 +12,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// An operator copies the commands of docs/getting-started.md and docs/upgrades.md in their order, on a node that has a
-// private image already.
+// An operator copies the commands of getting-started.md and upgrades.md in order, on a node with a private image.
 func TestGettingStarted(t *testing.T) {
 	s := newSite(t)
 	s.kubelets()
@@ -84,7 +83,6 @@ func (s *site) wantPrinted(printed string, words ...string) {
 	}
 }
 
-// A block is the commands of a page below a heading.
 type block struct{ heading, script string }
 
 // commands returns the blocks of a page that are marked as sh.

@@ -2,13 +2,11 @@ package systemd_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -29,8 +27,7 @@ const (
 const policydConfiguration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n" +
 	"policies: /etc/pullgate/policies\n"
 
-// reviews asks about an image on a connection of its own, with the client of pullgated, and wants it allowed by the
-// backend.
+// reviews asks about an image with the client of pullgated, on a new connection, and wants the backend to allow it.
 func (s *site) reviews(ctx context.Context, image string) error {
 	s.Helper()
 	c, err := policyclient.New("unix://"+s.machine.Path(policySock), policyclient.Options{})
@@ -57,7 +54,6 @@ func (s *site) startBackend() {
 	s.must(b.Kubeconfig(s.machine.Path("/etc/pullgate/scanner.kubeconfig"), "node"))
 }
 
-// forward passes connections on until the listener is closed.
 func forward(from net.Listener, to string) {
 	for {
 		c, err := from.Accept()
@@ -128,25 +124,11 @@ func policydActivated(s *site) {
 	s.wantDoctor("ok", "policies", "can read every file that the policies need")
 }
 
-// wantDoctor wants a finding of a check at a level that has all of these words.
 func (s *site) wantDoctor(level, check string, words ...string) {
 	s.Helper()
-	out, err := s.machine.Command(s.Context(), "pullgatectl", "doctor", "--no-network", "--output", "json").Output()
-	var answer struct {
-		Findings []struct{ Check, Level, Found, Remediation string }
-	}
 	// It fails, because this machine has no kubelet.
-	if decodeErr := json.Unmarshal(out, &answer); decodeErr != nil {
-		s.Fatalf("doctor = %v: %v: %s", err, decodeErr, out)
-	}
-	for _, f := range answer.Findings {
-		text := f.Found + " -> " + f.Remediation
-		missing := func(w string) bool { return !strings.Contains(text, w) }
-		if f.Check == check && f.Level == level && !slices.ContainsFunc(words, missing) {
-			return
-		}
-	}
-	s.Errorf("doctor prints\n%s\nwant %s %s … %s", out, level, check, strings.Join(words, " … "))
+	out, _ := s.machine.Command(s.Context(), "pullgatectl", "doctor", "--no-network", "--output", "json").Output()
+	node.WantDoctor(s, out, level, check, words...)
 }
 
 func policydSandboxed(s *site) {
@@ -182,8 +164,7 @@ func policydSandboxed(s *site) {
 	s.do("systemd-analyze", "security", "--no-pager", "--threshold=14", policydUnit)
 }
 
-// The socket stays, so a request waits while the process is restarted, or after it was killed. One that is in progress
-// is answered.
+// The socket stays, so a request waits while the process is restarted. One that is in progress is answered.
 func policydRestarted(s *site) {
 	before := s.socketID()
 	s.backend.Set("busy:1", reviewbackend.Answer{Failure: reviewbackend.TooManyRequests})

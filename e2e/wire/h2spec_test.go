@@ -23,8 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// expectedFailures are the tests of h2spec that a server of grpc-go fails, with the reason. pullgated fails the same
-// ones and no other.
+// expectedFailures are the tests of h2spec that a server of grpc-go fails, with the reason, and pullgated too.
 var expectedFailures = map[string]string{
 	"generic/2/2":     "the answer is a status without a message, so it has no DATA",
 	"generic/2/3":     "the answer is a status without a message, so it has no DATA",
@@ -71,7 +70,6 @@ func TestH2spec(t *testing.T) {
 	}
 }
 
-// h2spec runs the tests of a group and of the groups in it.
 func h2spec(t *testing.T, c *config.Config, all *errgroup.Group, group *spec.TestGroup) {
 	t.Helper()
 	for i, tc := range append(group.Tests, group.StrictTests...) {
@@ -80,7 +78,7 @@ func h2spec(t *testing.T, c *config.Config, all *errgroup.Group, group *spec.Tes
 			reason, expected := expectedFailures[id]
 			err := once(c, tc)
 			// Some tests send a frame after a request, and the answer may be faster.
-			for again := 0; again < 2 && err != nil && !errors.Is(err, spec.ErrSkipped) && !expected; again++ {
+			for again := 0; again < 10 && err != nil && !errors.Is(err, spec.ErrSkipped) && !expected; again++ {
 				err = once(c, tc)
 			}
 			switch failed := err != nil && !errors.Is(err, spec.ErrSkipped); {
@@ -106,8 +104,7 @@ func once(c *config.Config, tc *spec.TestCase) error {
 	return tc.Run(c, conn)
 }
 
-// bridge listens on a TCP port, copies between its connections and those to a socket, and returns the port. What h2spec
-// requests becomes a call of gRPC, see asGRPC.
+// bridge forwards a TCP port, which it returns, to a socket. Requests of h2spec become calls, see asGRPC.
 func bridge(t *testing.T, socket string) (port int) {
 	t.Helper()
 	l := testkit.Value(net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))(t)

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/interop"
@@ -16,7 +15,6 @@ import (
 	"google.golang.org/grpc/orca"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -33,7 +31,6 @@ func endpoints(t *testing.T) map[string]string {
 	l := criproxytest.Listen(t, strings.TrimPrefix(direct, "unix://"))
 	go func() { _ = server.Serve(l) }() // ends with Stop
 	t.Cleanup(server.Stop)
-	gate := testkit.Value(node.StartPullgated(t.Context(), filepath.Join(dir, "pullgated"), direct))(t)
-	host.AtEnd(t, gate.Stop)
+	gate := node.RunPullgated(t, filepath.Join(dir, "pullgated"), direct)
 	return map[string]string{"direct": direct, "proxied": gate.Endpoint()}
 }

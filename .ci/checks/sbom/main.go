@@ -69,8 +69,7 @@ type property struct {
 	Value string `json:"value"`
 }
 
-// billOf returns the bill of some programs that one module was built to, as of a time. The same programs have the same
-// bill, whatever the order that they are given in.
+// billOf returns the bill of programs of one module, as of a time. Their order does not matter.
 func billOf(programs []string, at time.Time) (bill, error) {
 	b := bill{Format: "CycloneDX", SpecVersion: "1.6", Version: 1}
 	found := map[string]component{}
