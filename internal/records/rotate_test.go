@@ -62,7 +62,9 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 		"not for another namespace": {alone, secret(pull.UID, "team-b", pull.Name), bob, false, unchanged},
 		"not for another name":      {alone, secret(pull.UID, pull.Namespace, "other"), bob, false, unchanged},
 		"not for no Secret": {
-			pulls(by(alice, records.SecretRef{})), records.SecretRef{}, bob, false,
+			pulls(by(alice, records.SecretRef{})),
+			records.SecretRef{},
+			bob, false,
 			proofs(proof(alice, 0, 0, 0, records.SecretRef{})),
 		},
 		"not by no credential": {alone, pull, "", false, unchanged},

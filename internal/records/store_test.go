@@ -132,9 +132,7 @@ func prove(tb testing.TB, s *records.Store, r records.Result) {
 
 func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair {
 	tb.Helper()
-	marked, err := s.MarkPreloaded(records.Scan{
-		Pairs: pairs, Origin: "start", Now: noon(),
-	})
+	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Origin: "start", Now: noon()})
 	testkit.Must(tb, err)
 	return marked
 }

@@ -14,49 +14,36 @@ func auth(s string) string { return base64.StdEncoding.EncodeToString([]byte(s))
 func TestFormsOfOneCredentialHaveOneID(t *testing.T) {
 	key := credential.NewKey()
 	want := key.ID(credential.New(credential.Login{Username: "user", Password: "pa:ss"}))
-	for name, c := range map[string]credential.Credential{
-		"the same again": credential.New(credential.Login{Username: "user", Password: "pa:ss"}),
-		"auth":           credential.New(credential.Login{Auth: auth("user:pa:ss")}),
-		"both forms": credential.New(credential.Login{
-			Username: "user", Password: "pa:ss",
-			Auth: auth("user:pa:ss"),
-		}),
-		"auth padded with NUL": credential.New(credential.Login{Auth: auth("user:pa:ss\x00\x00")}),
-		"both, auth padded with NUL": credential.New(credential.Login{
-			Username: "user", Password: "pa:ss",
-			Auth: auth("user:pa:ss\x00"),
-		}),
-		"auth on two lines": credential.New(credential.Login{Auth: auth("user:pa:ss")[:4] + "\r\n" +
-			auth("user:pa:ss")[4:]}),
+	both, of := credential.Login{Username: "user", Password: "pa:ss"}, auth("user:pa:ss")
+	with := func(change func(*credential.Login)) credential.Login {
+		l := both
+		change(&l)
+		return l
+	}
+	for name, l := range map[string]credential.Login{
+		"the same again":             both,
+		"auth":                       {Auth: of},
+		"both forms":                 with(func(l *credential.Login) { l.Auth = of }),
+		"auth padded with NUL":       {Auth: auth("user:pa:ss\x00\x00")},
+		"both, auth padded with NUL": with(func(l *credential.Login) { l.Auth = auth("user:pa:ss\x00") }),
+		"auth on two lines":          {Auth: of[:4] + "\r\n" + of[4:]},
 	} {
-		if got := key.ID(c); got != want || c.Anonymous() {
-			t.Errorf("%s: ID %s, anonymous %v; want %s, false", name, got, c.Anonymous(), want)
+		if c := credential.New(l); key.ID(c) != want || c.Anonymous() {
+			t.Errorf("%s: ID %s, anonymous %v; want %s, false", name, key.ID(c), c.Anonymous(), want)
 		}
 	}
-	for name, c := range map[string]credential.Credential{
-		"another password": credential.New(credential.Login{Username: "user", Password: "pass"}),
-		"another user":     credential.New(credential.Login{Username: "User", Password: "pa:ss"}),
-		"auth of another":  credential.New(credential.Login{Auth: auth("user:pass")}),
-		"auth that differs from the two": credential.New(credential.Login{
-			Username: "user", Password: "pa:ss",
-			Auth: auth("user:other"),
-		}),
-		"no password": credential.New(credential.Login{Username: "user", Auth: auth("user:pa:ss")}),
-		"another server": credential.New(credential.Login{
-			Username: "user", Password: "pa:ss",
-			ServerAddress: "repo.test",
-		}),
-		"a token beside": credential.New(credential.Login{
-			Username: "user", Password: "pa:ss",
-			IdentityToken: "token",
-		}),
-		"a registry token beside": credential.New(credential.Login{
-			Username: "user", Password: "pa:ss",
-			RegistryToken: "token",
-		}),
-		"the text of auth as a password": credential.New(credential.Login{Username: "user", Password: auth("user:pa:ss")}),
+	for name, l := range map[string]credential.Login{
+		"another password":               {Username: "user", Password: "pass"},
+		"another user":                   {Username: "User", Password: "pa:ss"},
+		"auth of another":                {Auth: auth("user:pass")},
+		"auth that differs from the two": with(func(l *credential.Login) { l.Auth = auth("user:other") }),
+		"no password":                    {Username: "user", Auth: of},
+		"another server":                 with(func(l *credential.Login) { l.ServerAddress = "repo.test" }),
+		"a token beside":                 with(func(l *credential.Login) { l.IdentityToken = "token" }),
+		"a registry token beside":        with(func(l *credential.Login) { l.RegistryToken = "token" }),
+		"the text of auth as a password": {Username: "user", Password: of},
 	} {
-		if got := key.ID(c); got == want || got == "" {
+		if got := key.ID(credential.New(l)); got == want || got == "" {
 			t.Errorf("%s: ID %s; want one of its own", name, got)
 		}
 	}
@@ -64,37 +51,36 @@ func TestFormsOfOneCredentialHaveOneID(t *testing.T) {
 
 func TestAnonymous(t *testing.T) {
 	key := credential.NewKey()
-	for _, c := range []struct {
-		username, password, auth, server, identity, registry string
-		want                                                 bool
-	}{
-		{want: true},
-		{server: "repo.test", want: true},
-		{auth: auth(":"), want: true},
-		{auth: auth(":\x00\x00"), want: true},
-		{auth: auth(":"), server: "repo.test", want: true},
-		{username: "u"},
-		{password: "p"},
-		{username: " "},
-		{password: "\x00"},
-		{auth: auth("u:")},
-		{auth: auth(":p")},
-		{auth: auth("no colon")},
-		{auth: "="}, // not base64
-		{auth: " "},
-		{identity: "t"},
-		{registry: "t"},
-		{auth: auth(":"), identity: "t"},
-		{auth: auth(":"), registry: "t"},
-		{auth: auth(":"), username: "u"},
-		{auth: auth(":"), password: "p"},
+	for want, all := range map[bool][]credential.Login{
+		true: {
+			{},
+			{ServerAddress: "repo.test"},
+			{Auth: auth(":")},
+			{Auth: auth(":\x00\x00")},
+			{Auth: auth(":"), ServerAddress: "repo.test"},
+		},
+		false: {
+			{Username: "u"},
+			{Password: "p"},
+			{Username: " "},
+			{Password: "\x00"},
+			{Auth: auth("u:")},
+			{Auth: auth(":p")},
+			{Auth: auth("no colon")},
+			{Auth: "="},
+			{Auth: " "},
+			{IdentityToken: "t"},
+			{RegistryToken: "t"},
+			{Auth: auth(":"), IdentityToken: "t"},
+			{Auth: auth(":"), RegistryToken: "t"},
+			{Auth: auth(":"), Username: "u"},
+			{Auth: auth(":"), Password: "p"},
+		},
 	} {
-		got := credential.New(credential.Login{
-			Username: c.username, Password: c.password, Auth: c.auth,
-			ServerAddress: c.server, IdentityToken: c.identity, RegistryToken: c.registry,
-		})
-		if got.Anonymous() != c.want || (key.ID(got) == "") != c.want {
-			t.Errorf("New(%+v): anonymous %v, ID %q; want %v", c, got.Anonymous(), key.ID(got), c.want)
+		for n, l := range all {
+			if c := credential.New(l); c.Anonymous() != want || (key.ID(c) == "") != want {
+				t.Errorf("credential %d: anonymous %v, ID %q; want %v", n, c.Anonymous(), key.ID(c), want)
+			}
 		}
 	}
 	if !(credential.Credential{}).Anonymous() || key.ID(credential.Credential{}) != "" {

@@ -53,11 +53,9 @@ func TestCreateKeyReplacesNothing(t *testing.T) {
 func TestCreateKeyOfManyOneWins(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
 	const many = 16
-	var (
-		keys [many]credential.Key
-		errs [many]error
-		wg   sync.WaitGroup
-	)
+	var keys [many]credential.Key
+	var errs [many]error
+	var wg sync.WaitGroup
 	begin := make(chan struct{})
 	for i := range many {
 		wg.Go(func() {
@@ -84,13 +82,6 @@ func TestCreateKeyOfManyOneWins(t *testing.T) {
 		t.Errorf("%d of %d created the key; want 1", won, many)
 	}
 	mustBeAlone(t, path)
-}
-
-func TestLoadKeyWithoutAFileNamesCreateKey(t *testing.T) {
-	if _, err := credential.LoadKey(filepath.Join(t.TempDir(), "node.key")); !errors.Is(err, fs.ErrNotExist) ||
-		!strings.Contains(err.Error(), "CreateKey") {
-		t.Errorf("LoadKey = %v; want fs.ErrNotExist, and CreateKey named", err)
-	}
 }
 
 func TestCreateKeyWithoutADirectory(t *testing.T) {

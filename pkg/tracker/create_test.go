@@ -1,7 +1,6 @@
 package tracker_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"reflect"
@@ -24,11 +23,6 @@ func (w *world) begun(img tracker.Image) *tracker.Create {
 	c := w.BeginCreate(true)
 	c.From(w.t.Context(), img)
 	return c
-}
-
-func (w *world) scanned() {
-	w.t.Helper()
-	testkit.Must(w.t, w.Sync(w.t.Context()))
 }
 
 func (w *world) marks() (marked []records.Pair) {
@@ -55,21 +49,8 @@ func TestScanMarksWhatWasThereBeforeACreate(t *testing.T) {
 
 // The list of one create has what another create brought; the end of the other create closes that image.
 func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
-	for name, end := range map[string]func(ctx context.Context, restored, other *tracker.Create){
-		"the other ends first": func(ctx context.Context, restored,
-			other *tracker.Create,
-		) {
-			other.Created()
-			restored.Restored(ctx)
-		},
-		"the other ends last": func(ctx context.Context, restored,
-			other *tracker.Create,
-		) {
-			restored.Failed(ctx)
-			other.Created()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		t.Run(fmt.Sprintf("the other ends first: %v", first), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, tracker.Options{})
 				restored := w.begun(image(id1, "repo.test/checkpoint:1"))
@@ -77,9 +58,15 @@ func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
 				w.runtime.set(brought)
 				time.Sleep(2 * time.Second) // so that the list is not shared
 				other := w.begun(image(id3, "repo.test/other:1"))
-				w.scanned()
-				end(t.Context(), restored, other)
-				w.scanned()
+				w.sync()
+				if first {
+					other.Created()
+					restored.Restored(t.Context())
+				} else {
+					restored.Failed(t.Context())
+					other.Created()
+				}
+				w.sync()
 				if got := w.marks(); len(got) > 0 {
 					t.Errorf("marked %v; want nothing", got)
 				}
@@ -106,7 +93,7 @@ func TestCreateBringsAnImageThatWasRemovedSinceTheList(t *testing.T) {
 		w.runtime.set(private, checkpoint)
 		time.Sleep(time.Millisecond)
 		c.Failed(t.Context())
-		w.scanned()
+		w.sync()
 		w.want(w.check(pod("bob"), app+":1", private), policy.Reverify, policy.NotProved)
 	})
 }
@@ -122,7 +109,7 @@ func TestLostCreateIsSettledAfterAnHour(t *testing.T) {
 		w.restart()
 		w.runtime.set(before, brought)
 		for range 2 {
-			w.scanned()
+			w.sync()
 			if got := w.marks(); !slices.Equal(got, []records.Pair{pairOf(id3, "repo.test/before")}) {
 				t.Errorf("marked %v; want what was there before the create alone", got)
 			}
@@ -152,24 +139,17 @@ func TestCreatedContainerSettlesLostCreatesOfItsImage(t *testing.T) {
 func TestWhenAnImageIsOrdinary(t *testing.T) {
 	const d1, d2 = "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd",
 		"@sha256:48a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
-	img := image(id1, app+":1", app+d1)
-	pulling := func(w *world, name string) *tracker.Pull {
-		p := w.begin(name)
-		return p
-	}
+	img, checkpoint := image(id1, app+":1", app+d1), image(id2, "repo.test/c:1")
 	for name, tc := range map[string]struct {
 		during func(w *world) // while a container is created from the image, which is known to be ordinary
 		from   tracker.Image  // the zero value is that image
 		want   bool
 	}{
-		"nothing happens":            {want: true},
-		"pull of its repository":     {during: func(w *world) { pulling(w, app+":2") }},
-		"pull of another repository": {during: func(w *world) { pulling(w, "repo.test/other:2") }, want: true},
-		"a checkpoint is restored": {during: func(w *world) {
-			w.begun(image(id2,
-				"repo.test/c:1")).Restored(w.t.Context())
-		}},
-		"a checkpoint may be restoring": {during: func(w *world) { w.begun(image(id2, "repo.test/c:1")) }},
+		"nothing happens":               {want: true},
+		"pull of its repository":        {during: func(w *world) { w.begin(app + ":2") }},
+		"pull of another repository":    {during: func(w *world) { w.begin("repo.test/other:2") }, want: true},
+		"a checkpoint is restored":      {during: func(w *world) { w.begun(checkpoint).Restored(t.Context()) }},
+		"a checkpoint may be restoring": {during: func(w *world) { w.begun(checkpoint) }},
 		"another name":                  {from: image(id1, app+":1", app+d1, "repo.test/given:1")},
 		"a second manifest":             {from: image(id1, app+":1", app+d1, app+d2)},
 	} {
@@ -193,7 +173,7 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 	}
 	w := newWorld(t, tracker.Options{})
 	w.begun(img).Created()
-	if err := pulling(w, app+":2").Lost(); err != nil { // the runtime may still complete it
+	if err := w.begin(app + ":2").Lost(); err != nil { // the runtime may still complete it
 		t.Fatal(err)
 	}
 	if c := w.begun(img); c.Ordinary() {
@@ -214,7 +194,7 @@ func writeHook(s *records.Store) *func(b []byte, at int64) (int, error) {
 func TestCreateThatCannotBeWrittenHoldsScans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})
-		w.scanned()
+		w.sync()
 		brought := image(id2, app+":2")
 		disk := errors.New("no space left on device")
 		full := true

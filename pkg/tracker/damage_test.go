@@ -95,7 +95,7 @@ func filledStore(t *testing.T) (content []byte, images, private []tracker.Image)
 	for n := range 8 {
 		img("preloaded", n)
 	}
-	testkit.Must(t, w.Sync(t.Context()))
+	w.sync()
 	for n := range 40 {
 		i := img("private", n)
 		w.pulled(pod("owner"), i.Names[0].String(), i.ID, fmt.Sprintf("password %d", n))
@@ -108,7 +108,7 @@ func filledStore(t *testing.T) (content []byte, images, private []tracker.Image)
 	}
 	// What only the time of a revocation, or a record without proofs, keeps from being used.
 	w.revokes(records.Revocation{Repository: "repo.test/private/app7"})
-	testkit.Must(t, w.Sync(t.Context()))
+	w.sync()
 	w.want(w.check(pod("stranger"), images[0].Names[0].String(), images[0]), policy.Allow, policy.Preloaded)
 	w.close()
 	content = testkit.Value(os.ReadFile(w.path))(t)

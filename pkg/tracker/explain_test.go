@@ -65,7 +65,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 		return records.SecretRef{UID: fmt.Sprintf("u%d", pick(2)), Namespace: "team", Name: "pull"}
 	}
 	someSecret := func() tracker.Secret {
-		return tracker.Secret{Credential: w.key.ID(secret(passwords[pick(3)])), Ref: ref()}
+		return tracker.Secret{Credential: w.id(passwords[pick(3)]), Ref: ref()}
 	}
 	for step := range 120 {
 		switch pick(13) {
@@ -88,7 +88,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 				pw := passwords[pick(3)]
 				proof.Sent = w.sent(pw)
 				if pick(2) == 0 {
-					proof.Secrets = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref()}}
+					proof.Secrets = []tracker.Secret{{Credential: w.id(pw), Ref: ref()}}
 				}
 			}
 			switch pick(6) {
@@ -105,10 +105,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 		case 5:
 			time.Sleep(time.Duration(pick(90)) * time.Minute)
 		case 6:
-			_, _ = w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: []string{
-				app,
-				"repo.test/other",
-			}[pick(2)]}})
+			w.revokes(records.Revocation{Repository: []string{app, "repo.test/other"}[pick(2)]})
 		case 7:
 			_, _ = w.ForgetMarks(t.Context(), records.Selection{ImageID: []string{id1, id2}[pick(2)]}, false)
 		case 8:
@@ -124,11 +121,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 				defer done()
 			}
 		case 10: // the clock was set back: a proof from the future
-			err := w.store.Prove(records.Intent{}, records.Result{
-				Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret(passwords[pick(3)])),
-				At: time.Now().Add(time.Hour),
-			})
-			testkit.Must(t, err)
+			w.provedAt(w.id(passwords[pick(3)]), time.Now().Add(time.Hour))
 		case 11:
 			w.EndPod(fmt.Sprintf("pod-%d", pick(20)))
 		case 12:

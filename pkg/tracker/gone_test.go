@@ -7,7 +7,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -175,7 +174,7 @@ func TestRunMarksWhatIsDueEachMinute(t *testing.T) {
 		w.runtime.set(image(id3, "repo.test/any:1"), image(id1, app+":1", appD))
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
-		f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
+		f, err := w.store.Describe(pairOf(id1, app))
 		if err != nil || f.Mark == nil {
 			t.Errorf("Lookup = %+v, %v; want a mark", f, err)
 		}

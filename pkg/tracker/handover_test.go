@@ -36,7 +36,7 @@ func TestGrantsAreHandedOverWithTheirDependencies(t *testing.T) {
 	}
 	w.want(w.check(pod("alice"), app+":1", img), policy.Allow, policy.Granted)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
-	if got := w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))}); len(got.Grants) != 2 ||
+	if got := w.revokeCredential("alice"); len(got.Grants) != 2 ||
 		w.Grants() != 0 {
 		t.Errorf("the revocation of the credential ended %v, %d grants are left; want both ended", got.Grants, w.Grants())
 	}
@@ -50,22 +50,13 @@ func TestGrantsThatMayBeStaleAreNotTakenOver(t *testing.T) {
 		change  func(string) string
 	}{
 		"something was revoked": {func(s *records.Store) {
-			if _, err := s.Revoke(records.Revocation{Repository: app}, time.Now(), nil, false); err != nil {
-				t.Error(err)
-			}
+			testkit.Value(s.Revoke(records.Revocation{Repository: app}, time.Now(), nil, false))(t)
 		}, same},
-		"something was written": {func(s *records.Store) {
-			if err := s.Trust(); err != nil {
-				t.Error(err)
-			}
-		}, same},
-		"they are of another form": {nothing, func(s string) string {
-			return strings.Replace(s, `"version":1`, `"version":2`,
-				1)
-		}},
-		"they are cut off": {nothing, func(s string) string { return s[:len(s)-3] }},
-		"they are empty":   {nothing, func(string) string { return "" }},
-		"they are nothing": {nothing, func(string) string { return "{}" }},
+		"something was written":    {func(s *records.Store) { testkit.Must(t, s.Trust()) }, same},
+		"they are of another form": {nothing, strings.NewReplacer(`"version":1`, `"version":2`).Replace},
+		"they are cut off":         {nothing, func(s string) string { return s[:len(s)-3] }},
+		"they are empty":           {nothing, func(string) string { return "" }},
+		"they are nothing":         {nothing, func(string) string { return "{}" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})

@@ -24,9 +24,7 @@ func pairOf(id, repository string) records.Pair {
 
 func (w *world) sync() {
 	w.t.Helper()
-	if err := w.Sync(w.t.Context()); err != nil {
-		w.t.Fatalf("Sync = %v; want nil", err)
-	}
+	testkit.Must(w.t, w.Sync(w.t.Context()))
 }
 
 // A forgotten mark opens nothing any more: not for the pod that it allowed, not after a scan, not after a restart.
@@ -43,9 +41,9 @@ func TestForgottenMarkNeedsProofFromThenOn(t *testing.T) {
 	if err != nil || len(would.Marks) != 1 || len(would.Grants) != 2 || w.Grants() != 3 {
 		t.Fatalf("dry run = %+v, %v with %d grants; want one mark and two grants, and all there", would, err, w.Grants())
 	}
-	got, err := w.ForgetMarks(t.Context(), records.Selection{Repository: app}, false)
-	if err != nil || !slices.Equal(got.Grants, would.Grants) || !slices.Equal(got.Marks, would.Marks) {
-		t.Fatalf("ForgetMarks = %+v, %v; want what the dry run said, %+v", got, err, would)
+	got := w.forget(records.Selection{Repository: app})
+	if !slices.Equal(got.Grants, would.Grants) || !slices.Equal(got.Marks, would.Marks) {
+		t.Fatalf("ForgetMarks = %+v; want what the dry run said, %+v", got, would)
 	}
 	w.want(w.check(pod("in"), app+":1", img), policy.Reverify, policy.NotProved)
 	w.want(w.check(pod("in"), other+":1", image(id2, other+":1")), policy.Allow, policy.Preloaded)
@@ -66,9 +64,9 @@ func TestForgettingEndsOnlyGrantsThatDependOnMarks(t *testing.T) {
 	w.sync()
 	w.pulled(pod("proved"), app+":1", id1, "alice")
 	w.check(pod("in"), app+":1", img)
-	got, err := w.ForgetMarks(t.Context(), records.Selection{All: true}, false)
-	if err != nil || len(got.Grants) != 1 || got.Grants[0].Pod != "in" || got.Grants[0].Reason != policy.Preloaded {
-		t.Errorf("ForgetMarks = %+v, %v; want the grant by the mark alone", got, err)
+	got := w.forget(records.Selection{All: true})
+	if len(got.Grants) != 1 || got.Grants[0].Pod != "in" || got.Grants[0].Reason != policy.Preloaded {
+		t.Errorf("ForgetMarks = %+v; want the grant by the mark alone", got)
 	}
 	w.want(w.check(pod("proved"), app+":1", img), policy.Allow, policy.Granted)
 	w.want(w.check(pod("new"), app+":1", img, "alice"), policy.Allow, policy.Proved)
@@ -92,9 +90,7 @@ func TestGrantDoesNotOutliveAForgottenMarkThatRacesWithIt(t *testing.T) {
 		}
 		wg.Go(func() {
 			<-start
-			if _, err := w.ForgetMarks(t.Context(), records.Selection{ImageID: id1}, false); err != nil {
-				t.Error(err)
-			}
+			w.forget(records.Selection{ImageID: id1})
 		})
 		close(start)
 		wg.Wait()
@@ -164,10 +160,8 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 		len(plan.Proved[0].Proofs) != 1 {
 		t.Fatalf("dry run = %+v, %v; want two pairs, and the record of %s", plan, err, id1)
 	}
-	if got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{
-		Selection:    of,
-		Confirmation: plan.Confirmation,
-	}); !errors.Is(err, tracker.ErrProved) || len(got.Pairs) > 0 {
+	confirmed := tracker.Acceptance{Selection: of, Confirmation: plan.Confirmation}
+	if got, err := w.AcceptMarks(t.Context(), confirmed); !errors.Is(err, tracker.ErrProved) || len(got.Pairs) > 0 {
 		t.Errorf("AcceptMarks = %+v, %v; want ErrProved", got, err)
 	}
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
@@ -297,8 +291,8 @@ func TestCorrectionsThatCannotBeMadeChangeNothing(t *testing.T) {
 	if _, err := w.accept(records.Selection{}, true); !errors.Is(err, tracker.ErrNothingSelected) {
 		t.Errorf("AcceptMarks of nothing = %v; want ErrNothingSelected", err)
 	}
-	if _, err := w.accept(records.Selection{Repository: "repo.test/absent"}, false); !errors.Is(err,
-		tracker.ErrNotPresent) {
+	absent := records.Selection{Repository: "repo.test/absent"}
+	if _, err := w.accept(absent, false); !errors.Is(err, tracker.ErrNotPresent) {
 		t.Errorf("AcceptMarks of what is absent = %v; want ErrNotPresent", err)
 	}
 	canceled, cancel := context.WithCancel(t.Context())
@@ -311,26 +305,6 @@ func TestCorrectionsThatCannotBeMadeChangeNothing(t *testing.T) {
 	if !errors.Is(err, tracker.ErrStore) || len(got.Grants) > 0 || w.Grants() != 1 {
 		t.Errorf("ForgetMarks without a store = %+v, %v with %d grants; want ErrStore and the grant", got, err, w.Grants())
 	}
-	if _, err := w.Revoke(t.Context(),
-		tracker.Revocation{Revocation: records.Revocation{Repository: app}}); !errors.Is(err, tracker.ErrStore) {
-		t.Errorf("Revoke without a store = %v; want ErrStore", err)
-	}
 	w.open()
 	w.want(w.check(pod("new"), app+":1", img), policy.Allow, policy.Preloaded)
-}
-
-func TestGrantsAreListedInOrder(t *testing.T) {
-	w := newWorld(t, tracker.Options{})
-	for i := range 10 {
-		w.pulled(pod(fmt.Sprintf("pod-%d", 9-i)), app+":1", []string{id1, id2}[i%2], "x")
-		w.pulled(pod(fmt.Sprintf("pod-%d", 9-i)), other+":1", id1, "y")
-	}
-	if all := w.SelectedGrants(func(tracker.Grant) bool { return true }); len(all) != 20 {
-		t.Errorf("grants: %v; want all 20", all)
-	}
-	some := w.SelectedGrants(func(g tracker.Grant) bool { return g.Pair.Repository == other })
-	if len(some) != 10 || some[0].Pod != "pod-0" || some[0].Credential != w.key.ID(secret("y")) ||
-		some[0].Reason != policy.Proved {
-		t.Errorf("of one repository: %+v; want 10 with what they rest on", some)
-	}
 }

@@ -58,14 +58,14 @@ func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 // Such a runtime sends only user names with passwords. A credential without a user name therefore proves only what the
 // namespace's credential proves.
 func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
-	w, img := namespaceWorld(t)
+	w, _ := namespaceWorld(t)
 	token, a1 := credential.New(credential.Login{IdentityToken: "token"}), inNamespace("a1", "team-a")
 	pull := w.begin(app + ":1")
 	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Sent: w.Sent(token, a1), Pod: a1}))(t)
 	ask := func(p tracker.Pod) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{
-			Pod: p, Name: imageref.New(app + ":1"), Image: img, Sent: w.Sent(token, p),
-		})
+		r := asking(p)
+		r.Sent = w.Sent(token, p)
+		return w.Check(t.Context(), r)
 	}
 	w.want(ask(inNamespace("b1", "team-b")), policy.Reverify, policy.NotProved)
 	w.want(ask(inNamespace("a2", "team-a")), policy.Allow, policy.Proved)
@@ -90,21 +90,17 @@ func TestNamespacesCountOnlyWithTheSetting(t *testing.T) {
 }
 
 func TestRevocationByNamespaceEndsItsProof(t *testing.T) {
-	for name, by := range map[string]func(w *world) records.Revocation{
-		"namespace": func(*world) records.Revocation {
-			return records.Revocation{Secret: records.SecretRef{Namespace: "team-a"}}
-		},
-		"credential": func(w *world) records.Revocation {
-			return records.Revocation{Credential: w.key.NamespaceID("team-a")}
-		},
-	} {
+	for _, bySecret := range []bool{true, false} {
 		w, img := namespaceWorld(t)
+		by := records.Revocation{Credential: w.key.NamespaceID("team-a")}
+		if bySecret {
+			by = records.Revocation{Secret: records.SecretRef{Namespace: "team-a"}}
+		}
 		w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
 		w.pulled(inNamespace("b1", "team-b"), app+":1", id1, "")
 		w.check(inNamespace("a2", "team-a"), app+":1", img)
-		gone, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: by(w)})
-		if err != nil || len(gone.Proofs) != 1 || len(gone.Grants) != 2 {
-			t.Errorf("by %s: Revoke = %+v, %v; want the proof of team-a and the grants of its two pods", name, gone, err)
+		if gone := w.revokes(by); len(gone.Proofs) != 1 || len(gone.Grants) != 2 {
+			t.Errorf("Revoke(%+v) = %+v; want the proof of team-a and the grants of its two pods", by, gone)
 		}
 		w.want(w.check(inNamespace("a2", "team-a"), app+":1", img), policy.Reverify, policy.NotProved)
 		w.want(w.check(inNamespace("b2", "team-b"), app+":1", img), policy.Allow, policy.Proved)
@@ -114,30 +110,19 @@ func TestRevocationByNamespaceEndsItsProof(t *testing.T) {
 func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-	err := w.store.Prove(records.Intent{}, records.Result{
-		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.NamespaceID("team-a"),
-		At: time.Now().Add(-90 * time.Minute),
-	})
-	testkit.Must(t, err)
-	ask := func() tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{
-			Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
-			Image: img, Unasked: true,
-		})
-	}
-	w.want(ask(), policy.Allow, policy.ProvedInGrace)
+	w.provedAt(w.key.NamespaceID("team-a"), time.Now().Add(-90*time.Minute))
+	r := asking(inNamespace("", "team-a"))
+	r.Unasked = true
+	w.want(w.Check(t.Context(), r), policy.Allow, policy.ProvedInGrace)
 	pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
 	testkit.Must(t, pull.Denied(img, w.Sent(credential.Credential{}, inNamespace("a1", "team-a"))))
-	w.want(ask(), policy.Reverify, policy.ProofExpired)
+	w.want(w.Check(t.Context(), r), policy.Reverify, policy.ProofExpired)
 }
 
 func TestExplainOfANamespacesProof(t *testing.T) {
-	w, img := namespaceWorld(t)
+	w, _ := namespaceWorld(t)
 	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
-	e := w.Explain(t.Context(), tracker.Request{
-		Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
-		Image: img,
-	})
+	e := w.Explain(t.Context(), asking(inNamespace("", "team-a")))
 	w.want(e.Verdict, policy.Allow, policy.Proved)
 	want := []records.SecretRef{{Namespace: "team-a"}}
 	testkit.Equal(t, "what the proof is from", e.Known.Record.Proofs[0].Secrets, want)

@@ -23,7 +23,7 @@ func nodeWorld(t *testing.T) (*world, *nodeOffers) {
 	t.Helper()
 	n := &nodeOffers{repository: app}
 	w := newWorld(t, tracker.Options{NodeOffers: n.offers})
-	n.id = w.key.ID(secret("node"))
+	n.id = w.id("node")
 	return w, n
 }
 
@@ -38,7 +38,7 @@ func TestNodesCredentialOpensItsRepository(t *testing.T) {
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Allow, policy.Open)
 
 	// A rotated token needs no registry. A token that the node offers no longer opens nothing new.
-	n.id = w.key.ID(secret("rotated"))
+	n.id = w.id("rotated")
 	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "rotated"), policy.Allow, policy.Open)
 	w.want(w.pulled(pod("alice"), app+":2", id2, "node"), policy.Allow, policy.Proved)
 	w.want(w.check(pod("bob"), app+":2", image(id2, app+":2")), policy.Reverify, policy.NotProved)

@@ -16,11 +16,7 @@ const mine = "mallory.test/mine"
 
 func (w *world) forget(of records.Selection) tracker.Forgotten {
 	w.t.Helper()
-	f, err := w.ForgetMarks(w.t.Context(), of, false)
-	if err != nil {
-		w.t.Fatalf("ForgetMarks(%+v) = %v; want nil", of, err)
-	}
-	return f
+	return testkit.Value(w.ForgetMarks(w.t.Context(), of, false))(w.t)
 }
 
 func TestNameThatIsNewOnAPreloadedImageIsNotPreloaded(t *testing.T) {
@@ -86,9 +82,8 @@ func TestForgetNamesWhatStaysOpen(t *testing.T) {
 	if got := w.forget(records.Selection{Repository: app}); !slices.Equal(got.Open, []records.Pair{pairOf(id1, mine)}) {
 		t.Errorf("ForgetMarks = %+v; want %s named as open", got, mine)
 	}
-	revoked, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: mine}})
-	if err != nil || len(revoked.Closed) != 1 {
-		t.Errorf("Revoke = %+v, %v; want the open pair closed", revoked, err)
+	if revoked := w.revokes(records.Revocation{Repository: mine}); len(revoked.Closed) != 1 {
+		t.Errorf("Revoke = %+v; want the open pair closed", revoked)
 	}
 	w.want(w.check(pod("m2"), mine+":1", img), policy.Reverify, policy.NotProved)
 }
@@ -100,9 +95,8 @@ func TestRevocationNamesMarksUnderOtherRepositories(t *testing.T) {
 	w.runtime.set(img)
 	w.sync()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	got, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: app}})
-	if err != nil || len(got.Marked) != 2 {
-		t.Errorf("Revoke = %+v, %v; want both marks of the image", got, err)
+	if got := w.revokes(records.Revocation{Repository: app}); len(got.Marked) != 2 {
+		t.Errorf("Revoke = %+v; want both marks of the image", got)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -18,10 +17,7 @@ func TestJudgingAgainAllocatesNothing(t *testing.T) {
 	}
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	own := []tracker.Secret{{
-		Credential: w.key.ID(secret("alice")),
-		Ref:        records.SecretRef{UID: "u", Namespace: "team-bob", Name: "registry"},
-	}}
+	own := []tracker.Secret{{Credential: w.id("alice"), Ref: ref("u")}}
 	for name, r := range map[string]tracker.Request{
 		"granted":   {Pod: pod("alice")},
 		"proved":    {Pod: pod("bob"), Secrets: own},
@@ -48,11 +44,7 @@ func TestJudgingAgainAllocatesNothing(t *testing.T) {
 // TestUsesOfManyJudgementsAreNoted judges in 64 goroutines while uses are flushed, and after each revocation.
 func TestUsesOfManyJudgementsAreNoted(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	id, ref := w.key.ID(secret("alice")), records.SecretRef{UID: "u", Namespace: "team-bob", Name: "registry"}
-	r := tracker.Request{
-		Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Pod: pod("bob"),
-		Secrets: []tracker.Secret{{Credential: id, Ref: ref}},
-	}
+	r := w.holding("bob", ref("u"), "alice")
 	for range 3 {
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		began := time.Now()
@@ -75,12 +67,12 @@ func TestUsesOfManyJudgementsAreNoted(t *testing.T) {
 		if err := w.Flush(); err != nil {
 			t.Error(err)
 		}
-		f := testkit.Value(w.store.Describe(records.Pair{ImageID: id1, Repository: app}))(t)
+		f := testkit.Value(w.store.Describe(pairOf(id1, app)))(t)
 		p := f.Record.Proofs[0]
-		if len(p.Secrets) != 1 || p.Secrets[0] != ref || p.LastUsed.Before(began) || f.Record.LastUsed.Before(began) {
+		if len(p.Secrets) != 1 || p.Secrets[0] != ref("u") || p.LastUsed.Before(began) || f.Record.LastUsed.Before(began) {
 			t.Errorf("record = %+v; want the Secret, and times of use after %v", f.Record, began)
 		}
-		w.revokes(records.Revocation{Credential: id})
+		w.revokeCredential("alice")
 		for range 64 {
 			judging.Go(func() {
 				if v := w.Check(t.Context(), r); v.Verdict != policy.Reverify {

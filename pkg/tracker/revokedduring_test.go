@@ -8,7 +8,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
-	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -16,40 +15,32 @@ import (
 
 // The registry may have accepted the credential before the operator revoked it, at the registry and on the node.
 func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
-	key := func(w *world, password string) credential.ID { return w.key.ID(secret(password)) }
 	for name, tc := range map[string]struct {
 		password string
-		revoke   func(w *world) records.Revocation
+		revoke   records.Revocation // with a password in place of a credential
 		proves   bool
 	}{
-		"its credential": {"alice", func(w *world) records.Revocation {
-			return records.Revocation{Credential: key(w,
-				"alice")}
-		}, false},
-		"its Secret":      {"alice", func(*world) records.Revocation { return records.Revocation{Secret: ref("u1")} }, false},
-		"its repository":  {"alice", func(*world) records.Revocation { return records.Revocation{Repository: app} }, false},
-		"its image":       {"alice", func(*world) records.Revocation { return records.Revocation{ImageID: id1} }, false},
-		"an open pull":    {"", func(*world) records.Revocation { return records.Revocation{Repository: app} }, false},
-		"a twin's Secret": {"alice", func(*world) records.Revocation { return records.Revocation{Secret: ref("u2")} }, false},
-		"another one": {"alice", func(w *world) records.Revocation {
-			return records.Revocation{Credential: key(w,
-				"bob")}
-		}, true},
-		"another's image": {"alice", func(*world) records.Revocation { return records.Revocation{ImageID: id2} }, true},
+		"its credential":  {"alice", records.Revocation{Credential: "alice"}, false},
+		"its Secret":      {"alice", records.Revocation{Secret: ref("u1")}, false},
+		"its repository":  {"alice", records.Revocation{Repository: app}, false},
+		"its image":       {"alice", records.Revocation{ImageID: id1}, false},
+		"an open pull":    {"", records.Revocation{Repository: app}, false},
+		"a twin's Secret": {"alice", records.Revocation{Secret: ref("u2")}, false},
+		"another one":     {"alice", records.Revocation{Credential: "bob"}, true},
+		"another's image": {"alice", records.Revocation{ImageID: id2}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})
 			if name == "a twin's Secret" { // it holds the same credential, and is noted with it
-				pull := w.begin(app + ":1")
-				held := []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u2")}}
-				testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent("alice"), Secrets: held}))(t)
+				w.pulledWith("", ref("u2"), "alice")
+			}
+			if tc.revoke.Credential != "" {
+				tc.revoke.Credential = w.id(string(tc.revoke.Credential))
 			}
 			pull := w.begin(app + ":1")
-			w.revokes(tc.revoke(w))
-			v, err := pull.Proved(tracker.Proof{
-				ImageID: id1, Sent: w.sent(tc.password), Pod: pod("a"),
-				Secrets: []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u1")}},
-			})
+			w.revokes(tc.revoke)
+			from := []tracker.Secret{{Credential: w.id("alice"), Ref: ref("u1")}}
+			v, err := pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent(tc.password), Pod: pod("a"), Secrets: from})
 			if err != nil || v.Allowed() != tc.proves || v.First != tc.proves {
 				t.Errorf("Proved = %v by %s, %v; want Allow: %v", v.Verdict, v.Reason, err, tc.proves)
 			}
@@ -72,7 +63,7 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 func TestRevokedPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	pull := w.begin(app + ":1")
-	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+	w.revokeCredential("alice")
 	w.close()
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent("alice"), Pod: pod("a")}); err == nil ||
 		w.Grants() > 0 {
@@ -87,18 +78,14 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 	img := image(id1, app+":1")
 	for name, tc := range map[string]struct {
 		begin  func(w *world)
-		revoke func(w *world) records.Revocation
+		revoke func(w *world) tracker.Revoked
 	}{
 		"its Secret holds another credential by now": {
 			func(w *world) {
-				w.pulledBy(pod("a"), "alice", "u1")
-				v := w.Check(w.t.Context(), tracker.Request{
-					Pod: pod("b"), Name: imageref.New(app + ":1"), Image: img,
-					Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}},
-				})
-				w.want(v, policy.Allow, policy.Proved)
+				w.pulledWith("a", ref("u1"), "alice")
+				w.want(w.Check(w.t.Context(), w.holding("b", ref("u1"), "bob")), policy.Allow, policy.Proved)
 			},
-			func(w *world) records.Revocation { return records.Revocation{Credential: w.key.ID(secret("alice"))} },
+			func(w *world) tracker.Revoked { return w.revokeCredential("alice") },
 		},
 		"its record went with the image, which the container keeps": {
 			func(w *world) {
@@ -106,14 +93,14 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 				w.runtime.set(image(id2, "repo.test/any:1"))
 				testkit.Must(w.t, w.Prune(w.t.Context()))
 			},
-			func(*world) records.Revocation { return records.Revocation{Repository: app} },
+			func(w *world) tracker.Revoked { return w.revokes(records.Revocation{Repository: app}) },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})
 			tc.begin(w)
 			created := time.Now()
-			if got := w.revokes(tc.revoke(w)); len(got.Grants) == 0 || got.Grants[0].Pod != "a" {
+			if got := tc.revoke(w); len(got.Grants) == 0 || got.Grants[0].Pod != "a" {
 				t.Fatalf("Revoke = %+v; want a's grant ended", got)
 			}
 			w.restart()
@@ -123,38 +110,17 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 	}
 }
 
-// A revocation writes no record for a pair that is marked preloaded.
-func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
-	w := newWorld(t, tracker.Options{})
-	w.runtime.set(image(id1, app+":1"))
-	testkit.Must(t, w.Sync(t.Context()))
-	w.want(w.check(pod("a"), app+":1", image(id1, app+":1")), policy.Allow, policy.Preloaded)
-	w.revokes(records.Revocation{Repository: app})
-	f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
-	if err != nil || f.Record != nil || f.Mark == nil {
-		t.Errorf("Lookup = %+v, %v; want the mark alone", f, err)
-	}
-}
-
 // A use that is not written to disk yet also shows to which Secret a credential belongs.
 func TestRevocationBySecretIncludesUsesThatAreNotWritten(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
-	by := func(uid string) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{
-			Pod: pod(uid), Name: imageref.New(app + ":1"),
-			Image: image(id1, app+":1"), Secrets: []tracker.Secret{
-				{Credential: w.key.ID(secret("alice")), Ref: ref("u1")},
-			},
-		})
-	}
-	w.want(by("a"), policy.Allow, policy.Proved)
 	r := records.Revocation{Secret: ref("u1")}
+	w.want(w.Check(t.Context(), w.holding("a", r.Secret, "alice")), policy.Allow, policy.Proved)
 	would, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: r, DryRun: true})
 	if got := w.revokes(r); err != nil || len(got.Proofs) != 1 || len(got.Grants) != 1 || len(would.Proofs) != 1 {
 		t.Errorf("Revoke = %+v, and would be %+v, %v; want alice's proof and a's grant", got, would, err)
 	}
-	w.want(by("a"), policy.Reverify, policy.NotProved)
+	w.want(w.Check(t.Context(), w.holding("a", r.Secret, "alice")), policy.Reverify, policy.NotProved)
 }
 
 // An unreadable record may have contained a revocation.
@@ -163,8 +129,8 @@ func TestDamagedRecordRestoresNoRevokedGrant(t *testing.T) {
 	img := image(id1, app+":1")
 	w.pulled(pod("a"), app+":1", id1, "alice")
 	created := time.Now()
-	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
-	w.damage(records.Pair{ImageID: id1, Repository: app})
+	w.revokeCredential("alice")
+	w.damage(pairOf(id1, app))
 	w.pulled(pod("b"), app+":1", id1, "bob")
 	later := time.Now()
 	w.restart()
@@ -178,7 +144,7 @@ func TestDamagedRecordRestoresNoRevokedGrant(t *testing.T) {
 // proof was revoked.
 func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	img, bob := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("bob"))}
+	img, bob := image(id1, app+":1"), records.Revocation{Credential: w.id("bob")}
 	removed := func() { // the record is removed too
 		w.runtime.set(image(id2, "repo.test/any:1"))
 		testkit.Must(t, w.Prune(t.Context()))
@@ -199,11 +165,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	for how, remove := range map[string]func(){
 		"directly in the runtime": removed,
 		"through pullgate": func() { // then the record that contains the revocation is deleted
-			gone := records.Pruning{
-				Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
-				Now: time.Now(),
-			}
-			testkit.Value(w.store.Prune(gone))(t)
+			w.removedFromStore()
 		},
 	} {
 		remove()
@@ -216,6 +178,12 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 		w.Restore(pod("carol"), imageref.New(app+":1"), img, time.Now())
 		w.want(w.check(pod("carol"), app+":1", img), policy.Allow, policy.Granted)
 	}
+}
+
+// removedFromStore deletes the record of id1, as after a removal through pullgate.
+func (w *world) removedFromStore() {
+	gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
+	testkit.Value(w.store.Prune(gone))(w.t)
 }
 
 // If the runtime does not report the name, a restored grant for one repository may be based on the proof of another
@@ -231,32 +199,10 @@ func TestRestoredGrantWithoutANameEndsWithARevocationForAnotherRepository(t *tes
 		w.Restore(pod("alice"), imageref.New(""), img, created)
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 		if r.Credential != "" {
-			r.Credential = w.key.ID(secret("alice"))
+			r.Credential = w.id("alice")
 		}
 		w.revokes(r)
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
-	}
-}
-
-func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T) {
-	for name, img := range map[string]tracker.Image{
-		"with its name":             image(id1, app+":1", "repo.test/shared:1"),
-		"whose name the image lost": image(id1, "repo.test/shared:1"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, tracker.Options{})
-			w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
-			w.pulled(pod("alice"), app+":1", id1, "alice")
-			created := time.Now()
-			w.pulled(pod("carol"), "repo.test/carol:1", id1, "carol") // this is not a reason
-			w.restart()
-			w.Restore(pod("alice"), imageref.New(""), img, created)
-			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
-			w.restart()
-			w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
-			w.Restore(pod("alice"), imageref.New(""), img, created)
-			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
-		})
 	}
 }
 
@@ -271,7 +217,7 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 		img := image(id1, "repo.test/shared:1")
 		created := time.Now()
 		w.restart()
-		revoke := func() { w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))}) }
+		revoke := func() { w.revokeCredential("alice") }
 		if late {
 			w.Restore(pod("alice"), imageref.New(""), img, created)
 			w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
@@ -301,14 +247,8 @@ func TestRevocationThatMatchesNothingChangesNothing(t *testing.T) {
 		name string // by which the container's image is known
 		by   records.Revocation
 	}{
-		"Secret": {app + ":1", records.Revocation{Secret: records.SecretRef{
-			Namespace: "team-x",
-			Name:      "typo",
-		}}},
-		"Secret, grant without a name": {"", records.Revocation{Secret: records.SecretRef{
-			Namespace: "team-x",
-			Name:      "typo",
-		}}},
+		"Secret":                         {app + ":1", records.Revocation{Secret: ref("typo")}},
+		"Secret, without a name":         {"", records.Revocation{Secret: ref("typo")}},
 		"credential":                     {app + ":1", records.Revocation{Credential: "typo"}},
 		"credential, without a name":     {"", records.Revocation{Credential: "typo"}},
 		"repository":                     {app + ":1", records.Revocation{Repository: "repo.test/typo"}},
@@ -371,7 +311,7 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 				created := time.Now().Add(time.Hour)
 				meet(w, created)
 				w.EndPod(pod("bob").UID)
-				w.revokes(records.Revocation{Credential: w.key.ID(secret("bob"))})
+				w.revokeCredential("bob")
 				time.Sleep(2 * time.Hour)
 				w.restart()
 				w.Restore(pod("bob"), imageref.New(app+":1"), img, created)
@@ -387,19 +327,13 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 // Other ends of a grant get the same dates: forgotten marks, and a record that is made after the clock was set back,
 // which would otherwise seem older than the container.
 func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
-	forget := func(w *world) {
-		if _, err := w.ForgetMarks(w.t.Context(), records.Selection{Repository: app}, false); err != nil {
-			w.t.Fatal(err)
-		}
-	}
+	forget := func(w *world) { w.forget(records.Selection{Repository: app}) }
 	img := image(id1, app+":1")
 	for name, tc := range map[string]struct{ before, after func(w *world) }{
-		"a mark": {
-			func(w *world) { _ = w.Sync(w.t.Context()) }, forget,
-		},
+		"a mark": {func(w *world) { w.sync() }, forget},
 		"a mark beside a proof that was revoked": {
 			func(w *world) {
-				_ = w.Sync(w.t.Context())
+				w.sync()
 				w.pulled(pod("alice"), app+":1", id1, "alice")
 			},
 			func(w *world) {
@@ -411,13 +345,7 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 			func(w *world) { w.pulled(pod("alice"), app+":1", id1, "alice") },
 			func(w *world) {
 				w.revokes(records.Revocation{Repository: app})
-				gone := records.Pruning{
-					Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
-					Now: time.Now(),
-				}
-				if _, err := w.store.Prune(gone); err != nil {
-					w.t.Fatal(err)
-				}
+				w.removedFromStore()
 				w.pulled(pod("carol"), app+":1", id1, "carol")
 			},
 		},
@@ -456,6 +384,6 @@ func TestRevocationEndsARestoredGrantThatIsOlderThanTheRecord(t *testing.T) {
 	w.Restore(pod("alice"), imageref.New(app+":1"), img, created)
 	w.pulled(pod("alice"), "repo.test/other:1", id3, "alice") // else the revocation matches nothing
 	w.want(w.check(pod("alice"), app+":1", img), policy.Allow, policy.Granted)
-	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+	w.revokeCredential("alice")
 	w.want(w.check(pod("alice"), app+":1", img), policy.Reverify, policy.NotProved)
 }

@@ -17,31 +17,21 @@ var ownSecret = records.SecretRef{UID: "u1", Namespace: "team-m", Name: "pull"}
 
 // holding returns a request of a pod with a pull secret of this content.
 func (w *world) holding(uid string, ref records.SecretRef, password string) tracker.Request {
-	return tracker.Request{
-		Pod: pod(uid), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"),
-		Secrets: []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}},
-	}
+	r := asking(pod(uid))
+	r.Secrets = []tracker.Secret{{Credential: w.id(password), Ref: ref}}
+	return r
 }
 
 // pulledWith makes a successful pull with the content of a pull secret.
 func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 	w.t.Helper()
-	pull := w.begin(app + ":1")
-	from := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}}
-	if _, err := pull.Proved(tracker.Proof{
-		ImageID: id1, Sent: w.sent(password), Secrets: from,
-		Pod: pod(uid),
-	}); err != nil {
-		w.t.Fatal(err)
-	}
+	pull, from := w.begin(app+":1"), []tracker.Secret{{Credential: w.id(password), Ref: ref}}
+	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Sent: w.sent(password), Secrets: from, Pod: pod(uid)}))(w.t)
 }
 
 func (w *world) revokeCredential(password string) tracker.Revoked {
 	w.t.Helper()
-	got, err := w.Revoke(w.t.Context(),
-		tracker.Revocation{Revocation: records.Revocation{Credential: w.key.ID(secret(password))}})
-	testkit.Must(w.t, err)
-	return got
+	return w.revokes(records.Revocation{Credential: w.id(password)})
 }
 
 // A Secret that is overwritten before the credential that leaked is revoked does not keep what the credential proved.
@@ -176,13 +166,9 @@ func TestUseWithoutANameLeavesNoGrantByAMark(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1")
 	w.runtime.set(img)
-	testkit.Must(t, w.Sync(t.Context()))
-	if v := w.Check(t.Context(), tracker.Request{
-		Pod: pod("mallory"), Image: img,
-		Using: true,
-	}); v.Reason != policy.Preloaded {
-		t.Errorf("use without a name = %v by %s; want Allow by preloaded", v.Verdict, v.Reason)
-	}
+	w.sync()
+	w.want(w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Using: true}), policy.Allow,
+		policy.Preloaded)
 	w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Preloaded)
 	always := testkit.Value(policy.New("AlwaysVerify", nil))(t)
 	w.SetRules(tracker.Rules{Policy: always})

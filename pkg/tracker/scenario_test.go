@@ -84,7 +84,7 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 		if d.HasArg("secrets") {
 			for _, pw := range d.CmdArgs[slices.IndexFunc(d.CmdArgs,
 				func(a datadriven.CmdArg) bool { return a.Key == "secrets" })].Vals {
-				r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.key.ID(secret(pw))})
+				r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.id(pw)})
 			}
 		}
 		r.Secrets = append(r.Secrets, w.held(t, d)...)
@@ -154,7 +154,7 @@ func (w *world) held(t *testing.T, d *datadriven.TestData) (held []tracker.Secre
 			var s testkit.Secret
 			testkit.Must(t, s.UnmarshalText([]byte(v)))
 			held = append(held, tracker.Secret{
-				Credential: w.key.ID(secret(s.Content)),
+				Credential: w.id(s.Content),
 				Ref:        records.SecretRef{UID: s.UID, Namespace: s.Namespace, Name: s.Name},
 			})
 		}
@@ -198,7 +198,7 @@ func (w *world) playRevoke(arg func(string) string, dry bool) string {
 		Secret: records.SecretRef{UID: arg("uid"), Namespace: arg("namespace"), Name: arg("secret")},
 	}}
 	if pw := arg("credential"); pw != "" {
-		r.Credential = w.key.ID(secret(pw))
+		r.Credential = w.id(pw)
 	}
 	got, err := w.Revoke(w.t.Context(), r)
 	var b strings.Builder
@@ -220,7 +220,7 @@ func (w *world) playRevoke(arg func(string) string, dry bool) string {
 // password returns the password of a credential ID, if it is known.
 func (w *world) password(id credential.ID) string {
 	for _, pw := range []string{"alice", "bob", "carol", "node"} {
-		if w.key.ID(secret(pw)) == id {
+		if w.id(pw) == id {
 			return pw
 		}
 	}

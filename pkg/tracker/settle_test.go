@@ -1,30 +1,25 @@
 package tracker_test
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // lost makes a pull that ends without a known result.
 func (w *world) lost(name string) {
 	w.t.Helper()
-	pull := w.begin(name)
-	if err := pull.Lost(); err != nil {
-		w.t.Fatalf("Lost = %v; want nil", err)
-	}
+	testkit.Must(w.t, w.begin(name).Lost())
 }
 
 func (w *world) settle() {
 	w.t.Helper()
-	if err := w.Settle(w.t.Context()); err != nil {
-		w.t.Fatalf("Settle = %v; want nil", err)
-	}
+	testkit.Must(w.t, w.Settle(w.t.Context()))
 }
 
 func (w *world) wantIntents(when string, want int) {
@@ -62,27 +57,17 @@ func TestClockThatIsSetForwardSettlesNothingEarly(t *testing.T) {
 // Notes during a failed flush do not displace the notes that the flush could not write.
 func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	img, pair := image(id1, app+":1"), pairOf(id1, app)
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	id := w.key.ID(secret("alice"))
-	check := func(uid, name string) records.SecretRef {
-		ref := records.SecretRef{UID: uid, Namespace: "team", Name: name}
-		w.Check(t.Context(), tracker.Request{
-			Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img,
-			Secrets: []tracker.Secret{{Credential: id, Ref: ref}},
-		})
-		return ref
-	}
-	first := check("u1", "first")
+	first, second := ref("u1"), ref("u2")
+	w.Check(t.Context(), w.holding("a", first, "alice"))
 	unwritten := w.TakeUses()
-	second := check("u2", "second")
+	w.Check(t.Context(), w.holding("b", second, "alice"))
 	w.KeepUses(unwritten)
-	got := w.Uses()[pair].Secrets[id]
-	if len(got) != 2 || got[0] != first || got[1] != second {
+	if got := w.Uses()[pairOf(id1, app)].Secrets[w.id("alice")]; !slices.Equal(got, []records.SecretRef{first, second}) {
 		t.Errorf("noted Secrets = %v; want %v and %v", got, first, second)
 	}
 	testkit.Must(t, w.Flush())
-	f, err := w.store.Describe(pair)
+	f, err := w.store.Describe(pairOf(id1, app))
 	if err != nil || len(f.Record.Proofs[0].Secrets) != 2 {
 		t.Errorf("Secrets on disk = %+v, %v; want both", f.Record, err)
 	}

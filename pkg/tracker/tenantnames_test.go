@@ -11,37 +11,37 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
+func allowlisting(t *testing.T, repositories ...string) tracker.Rules {
+	t.Helper()
+	return tracker.Rules{Policy: testkit.Value(policy.New("NeverVerifyAllowlistedImages", repositories))(t)}
+}
+
 // Some versions of containerd give an image a name from a checkpoint that a tenant made. Such a name must not give
 // other pods access to an image that needs proof.
 func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
-	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
+	w := newWorld(t, tracker.Options{Rules: allowlisting(t, "docker.io/library/*")})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	const added = "docker.io/library/added:1"
 	img := image(id1, app+":1", added)
 	w.runtime.set(img)
 	w.want(w.check(pod("mallory"), added, img), policy.Reverify, policy.Untracked)
-	v := w.Check(t.Context(), tracker.Request{
-		Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint",
-		Substituted: true,
-	})
-	if v.Allowed() {
+	r := tracker.Request{Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint", Substituted: true}
+	if v := w.Check(t.Context(), r); v.Allowed() {
 		t.Errorf("read back: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}
 	// A name that the image had before stays allowlisted, although a pod later pulls the image by another name.
 	w.runtime.set(image(id2, "docker.io/library/known:1"))
-	testkit.Must(t, w.Sync(t.Context()))
+	w.sync()
 	w.pulled(pod("alice"), "repo.test/team/copy:1", id2, "alice")
 	known := image(id2, "docker.io/library/known:1", "repo.test/team/copy:1")
 	w.want(w.check(pod("bob"), "docker.io/library/known:1", known), policy.Allow, policy.Allowlisted)
 	// For the substitute of another image, even that name exempts no pod.
-	v = w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: known, Substituted: true})
-	if v.Allowed() {
+	r.Image = known
+	if v := w.Check(t.Context(), r); v.Allowed() {
 		t.Errorf("read back on an allowlisted name: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}
 	// Alice's own proof counts.
-	v = w.Check(t.Context(), tracker.Request{Pod: pod("alice"), Image: img, Substituted: true})
-	if !v.Allowed() {
+	if v := w.Check(t.Context(), tracker.Request{Pod: pod("alice"), Image: img, Substituted: true}); !v.Allowed() {
 		t.Errorf("read back for alice: %v by %s; want Allow", v.Verdict, v.Reason)
 	}
 }
@@ -60,8 +60,7 @@ func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 	}
 	w.want(w.check(pod("bob"), "repo.test/any:1", image(id2, "repo.test/any:1")), policy.Allow, policy.Preloaded)
 
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"repo.test/mallory/*"}))(t)
-	w.SetRules(tracker.Rules{Policy: p})
+	w.SetRules(allowlisting(t, "repo.test/mallory/*"))
 	if v := w.check(pod("dora"), "repo.test/mallory/x:1", img); v.Allowed() {
 		t.Errorf("pre-check of the other name on the allowlist: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}
@@ -80,9 +79,8 @@ func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 // A lost pull of the added name's repository settles as a record with nothing proved. That does not make the name
 // trustworthy.
 func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) {
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
+		w := newWorld(t, tracker.Options{Rules: allowlisting(t, "docker.io/library/*")})
 		w.pulled(pod("alice"), app+":1", id1, "alice")
 		const added = "docker.io/library/added:1"
 		pull := w.begin(added)
@@ -103,8 +101,7 @@ func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) 
 // A name that a tenant gives to an image without any record does not exempt the image, although the name is on the
 // allowlist: another name of the image is not on the allowlist.
 func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.T) {
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages",
-		[]string{"docker.io/library/*", "repo.test/listed/*"}))(t)
+	rules := allowlisting(t, "docker.io/library/*", "repo.test/listed/*")
 	const given = "docker.io/library/given:1"
 	imported := image(id2, "repo.test/other:1")
 	for _, tc := range []struct {
@@ -112,14 +109,14 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 		verify bool // untrackedImages is Verify, and the image came after the first scan
 	}{{"marked preloaded", false}, {"imported later, not marked", true}} {
 		t.Run(tc.name, func(t *testing.T) {
-			w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: tc.verify})
+			w := newWorld(t, tracker.Options{Rules: rules, VerifyUntracked: tc.verify})
 			private := image(id1, app+":1")
 			if tc.verify {
 				w.runtime.set(imported)
 			} else {
 				w.runtime.set(private, imported)
 			}
-			testkit.Must(t, w.Sync(t.Context()))
+			w.sync()
 			w.runtime.set(private, imported)
 			if v := w.check(pod("mallory"), app+":1", private); v.Allowed() {
 				t.Fatalf("its own name: %v by %s; want Reverify", v.Verdict, v.Reason)
@@ -135,8 +132,8 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 			}
 		})
 	}
-	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
-	testkit.Must(t, w.Sync(t.Context()))
+	w := newWorld(t, tracker.Options{Rules: rules, VerifyUntracked: true})
+	w.sync()
 	both := image(id3, given, "repo.test/listed/copy:1")
 	w.runtime.set(both)
 	w.want(w.check(pod("bob"), given, both), policy.Allow, policy.Allowlisted)
@@ -145,10 +142,9 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 // The name that a checkpoint gave to an imported image does not exempt the image after its own name has moved to
 // another image.
 func TestNameFromACheckpointDoesNotExemptAnImageWithoutAnotherName(t *testing.T) {
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	const given, before = "docker.io/library/given:1", "docker.io/library/before:1"
-	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
-	testkit.Must(t, w.Sync(t.Context()))
+	w := newWorld(t, tracker.Options{Rules: allowlisting(t, "docker.io/library/*"), VerifyUntracked: true})
+	w.sync()
 	checkpoint, listed := image(id2, "repo.test/checkpoint:1"), image(id3, before)
 	w.runtime.set(image(id1, app+":1"), checkpoint, listed)
 	c := w.begun(checkpoint)
@@ -164,11 +160,10 @@ func TestNameFromACheckpointDoesNotExemptAnImageWithoutAnotherName(t *testing.T)
 
 // The runtime may have given an image the name in a create whose end the store does not have yet.
 func TestNameFromACheckpointDoesNotExemptBeforeTheCreateIsSettled(t *testing.T) {
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	const given, before = "docker.io/library/given:1", "docker.io/library/before:1"
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
-		testkit.Must(t, w.Sync(t.Context()))
+		w := newWorld(t, tracker.Options{Rules: allowlisting(t, "docker.io/library/*"), VerifyUntracked: true})
+		w.sync()
 		checkpoint, listed, img := image(id2, "repo.test/checkpoint:1"), image(id3, before), image(id1, given)
 		w.runtime.set(image(id1, app+":1"), checkpoint, listed)
 		c := w.begun(checkpoint)

@@ -55,7 +55,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 			pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
 			held, bySecret := []tracker.Secret{}, random.IntN(2) == 0
 			if bySecret {
-				held = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref}}
+				held = []tracker.Secret{{Credential: w.id(pw), Ref: ref}}
 				for other, m := range model {
 					if m.held && other != pw {
 						delete(model, other) // the Secret now holds another one
@@ -105,14 +105,13 @@ func overTime(t *testing.T, random *rand.Rand) {
 						want = policy.ProofExpired
 					}
 				}
-				if f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app}); err == nil &&
+				if f, err := w.store.Describe(pairOf(id1, app)); err == nil &&
 					want == policy.Untracked && f.Record != nil {
 					want = policy.NotProved
 				}
-				v := w.Check(t.Context(), tracker.Request{
-					Pod: pod(fmt.Sprintf("%d-%d-%v", step, i, unasked)), Name: imageref.New(app + ":1"), Image: img,
-					Sent: w.sent(pw), Unasked: unasked,
-				})
+				r := asking(pod(fmt.Sprintf("%d-%d-%v", step, i, unasked)))
+				r.Sent, r.Unasked = w.sent(pw), unasked
+				v := w.Check(t.Context(), r)
 				if v.Reason != want || v.Allowed() != (want == policy.Proved || want == policy.ProvedInGrace) ||
 					v.InGrace != (want == policy.ProvedInGrace) {
 					t.Fatalf("validity %v, grace %v: %s, unasked %v: %v by %s; want %s, after %q", rules.Validity, rules.Grace, pw,
@@ -130,11 +129,7 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 	begin := func(t *testing.T, ahead time.Duration) *world {
 		t.Helper()
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: validity, Grace: grace}, VerifyUntracked: true})
-		err := w.store.Prove(records.Intent{}, records.Result{
-			Pair:       records.Pair{ImageID: id1, Repository: app},
-			Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead),
-		})
-		testkit.Must(t, err)
+		w.provedAt(w.id("alice"), time.Now().Add(ahead))
 		return w
 	}
 	n := 0
@@ -171,16 +166,10 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 // A denial by a registry counts, also if the clock was set back to before the proof.
 func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tracker.Options{
-			Rules:           tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour},
-			VerifyUntracked: true,
-		})
+		rules := tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour}
+		w := newWorld(t, tracker.Options{Rules: rules, VerifyUntracked: true})
 		img := image(id1, app+":1")
-		err := w.store.Prove(records.Intent{}, records.Result{
-			Pair:       records.Pair{ImageID: id1, Repository: app},
-			Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour),
-		})
-		testkit.Must(t, err)
+		w.provedAt(w.id("alice"), time.Now().Add(time.Hour))
 		pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
 		testkit.Must(t, pull.Denied(img, w.sent("alice")))
 		time.Sleep(time.Second)
@@ -188,11 +177,9 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		defer cancel()
 		w.Run(ctx) // sets the time of the proof back to the clock
 		time.Sleep(2*time.Hour + time.Minute)
-		v := w.Check(t.Context(), tracker.Request{
-			Pod: pod("a"), Name: imageref.New(app + ":1"), Image: img,
-			Sent: w.sent("alice"), Unasked: true,
-		})
-		w.want(v, policy.Reverify, policy.ProofExpired)
+		r := asking(pod("a"))
+		r.Sent, r.Unasked = w.sent("alice"), true
+		w.want(w.Check(t.Context(), r), policy.Reverify, policy.ProofExpired)
 	})
 }
 
@@ -200,10 +187,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 func TestProofFromTheFutureIsSetBackBeforeItIsRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}, VerifyUntracked: true})
-		testkit.Must(t, w.store.Prove(records.Intent{}, records.Result{
-			Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("old")),
-			Secrets: []records.SecretRef{ref("u1")}, At: time.Now().Add(24 * time.Hour),
-		}))
+		w.provedAt(w.id("old"), time.Now().Add(24*time.Hour), ref("u1"))
 		holding := func(uid string) tracker.Request { return w.holding(uid, ref("u1"), "new") }
 		w.want(w.Check(t.Context(), holding("a")), policy.Allow, policy.Proved)
 		time.Sleep(time.Hour)
@@ -215,35 +199,18 @@ func TestProofFromTheFutureIsSetBackBeforeItIsRotated(t *testing.T) {
 func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}, VerifyUntracked: true})
-		w.pulledBy(pod("a"), "alice", "u1")
+		w.pulledWith("a", ref("u1"), "alice")
 		time.Sleep(time.Hour)
 		for i := range 3 {
-			v := w.Check(t.Context(), tracker.Request{
-				Pod: pod(fmt.Sprint(i)), Name: imageref.New(app + ":1"),
-				Image: image(id1, app+":1"), Secrets: []tracker.Secret{
-					{Credential: w.key.ID(secret("alice")), Ref: ref("u1")}, {Credential: w.key.ID(secret("bob")), Ref: ref("u1")},
-				},
-			})
-			w.want(v, policy.Reverify, policy.ProofExpired)
-			f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
-			if err != nil || len(f.Record.Proofs) != 1 || f.Record.Proofs[0].Credential != w.key.ID(secret("alice")) {
+			r := w.holding(fmt.Sprint(i), ref("u1"), "alice")
+			r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.id("bob"), Ref: ref("u1")})
+			w.want(w.Check(t.Context(), r), policy.Reverify, policy.ProofExpired)
+			f, err := w.store.Describe(pairOf(id1, app))
+			if err != nil || len(f.Record.Proofs) != 1 || f.Record.Proofs[0].Credential != w.id("alice") {
 				t.Fatalf("after %d judgements Lookup = %+v, %v; want alice's proof", i+1, f.Record, err)
 			}
 		}
 	})
-}
-
-// pulledBy makes a successful pull with the content of a Secret.
-func (w *world) pulledBy(p tracker.Pod, password, uid string) {
-	w.t.Helper()
-	pull := w.begin(app + ":1")
-	held := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref(uid)}}
-	if _, err := pull.Proved(tracker.Proof{
-		ImageID: id1, Sent: w.sent(password), Secrets: held,
-		Pod: p,
-	}); err != nil {
-		w.t.Fatal(err)
-	}
 }
 
 func ref(uid string) records.SecretRef {

@@ -122,19 +122,15 @@ func (w *world) loseStore() {
 	w.close()
 	w.path += ".lost"
 	store, _, err := records.Open(w.path, records.Options{KeyExists: true})
-	if err == nil {
-		err = store.Close()
-	}
 	testkit.Must(w.t, err)
+	testkit.Must(w.t, store.Close())
 	w.open()
 }
 
 // contents returns the records and marks of the store.
 func (w *world) contents() (all []records.Record, marks []records.Mark) {
 	w.t.Helper()
-	images, err := w.store.Images()
-	testkit.Must(w.t, err)
-	for _, i := range images {
+	for _, i := range testkit.Value(w.store.Images())(w.t) {
 		all, marks = append(all, i.Records...), append(marks, i.Marks...)
 	}
 	return all, marks
@@ -196,11 +192,14 @@ func (w *world) check(p tracker.Pod, name string, img tracker.Image, passwords .
 		if i == 0 {
 			r.Sent = w.Sent(secret(pw), p)
 		} else {
-			r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.key.ID(secret(pw))})
+			r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.id(pw)})
 		}
 	}
 	return w.Check(w.t.Context(), r)
 }
+
+// id returns the ID of the credential with the password.
+func (w *world) id(password string) credential.ID { return w.key.ID(secret(password)) }
 
 func (w *world) sent(password string) tracker.Sent { return w.Sent(secret(password), tracker.Pod{}) }
 
@@ -208,6 +207,18 @@ func (w *world) sent(password string) tracker.Sent { return w.Sent(secret(passwo
 func (w *world) accept(of records.Selection, dryRun bool) ([]records.Pair, error) {
 	got, err := w.AcceptMarks(w.t.Context(), tracker.Acceptance{Selection: of, DryRun: dryRun, IncludingProved: true})
 	return got.Pairs, err
+}
+
+// asking is the request of a pod for app:1, which is id1.
+func asking(p tracker.Pod) tracker.Request {
+	return tracker.Request{Pod: p, Name: imageref.New(app + ":1"), Image: image(id1, app+":1")}
+}
+
+// provedAt writes a proof of access to app, which is id1, with a time of its own.
+func (w *world) provedAt(by credential.ID, at time.Time, from ...records.SecretRef) {
+	w.t.Helper()
+	r := records.Result{Pair: pairOf(id1, app), Credential: by, Secrets: from, At: at}
+	testkit.Must(w.t, w.store.Prove(records.Intent{}, r))
 }
 
 func (w *world) want(v tracker.Verdict, verdict policy.Verdict, reason policy.Reason) {
@@ -219,12 +230,8 @@ func (w *world) want(v tracker.Verdict, verdict policy.Verdict, reason policy.Re
 
 func (w *world) intents() []string {
 	w.t.Helper()
-	all, err := w.store.Intents()
-	if err != nil {
-		w.t.Fatalf("Intents = %v; want nil", err)
-	}
 	var names []string
-	for _, in := range all {
+	for _, in := range testkit.Value(w.store.Intents())(w.t) {
 		state := " unresolved"
 		if in.Ended.IsZero() {
 			state = " under way"

@@ -124,13 +124,11 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 			inFile(func([]byte) []byte { return bytes.Repeat([]byte("no store\n"), 9999) }), records.WhereTree,
 			"not a bbolt file", nil,
 		},
-		"newer":  {put("format", "7"), "", "format 7, this version reads up to 3", records.ErrNewerFormat},
-		"absent": {os.Remove, "", "no such file", os.ErrNotExist},
-		"link":   {replaced(func(p string) error { return os.Symlink(p+".real", p) }), "", "is a symbolic link", nil},
-		"directory": {
-			replaced(func(p string) error { return os.Mkdir(p, 0o700) }), "", "not a regular file", nil,
-		},
-		"pipe": {replaced(func(p string) error { return syscall.Mkfifo(p, 0o600) }), "", "not a regular file", nil},
+		"newer":     {put("format", "7"), "", "format 7, this version reads up to 3", records.ErrNewerFormat},
+		"absent":    {os.Remove, "", "no such file", os.ErrNotExist},
+		"link":      {replaced(func(p string) error { return os.Symlink(p+".real", p) }), "", "is a symbolic link", nil},
+		"directory": {replaced(func(p string) error { return os.Mkdir(p, 0o700) }), "", "not a regular file", nil},
+		"pipe":      {replaced(func(p string) error { return syscall.Mkfifo(p, 0o600) }), "", "not a regular file", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := newStore(t)

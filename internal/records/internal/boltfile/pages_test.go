@@ -248,22 +248,16 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 			copy(first, second)
 			copy(second, kept)
 		}, "out of order"},
-		"another page's ID": {number(leaf, 0, 3), "wrong head"},
-		"four billion pages": {
-			func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+12:], 1<<32-1) },
-			"wrong head",
-		},
+		"another page's ID":  {number(leaf, 0, 3), "wrong head"},
+		"four billion pages": {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+12:], 1<<32-1) }, "wrong head"},
 		"more elements than room": {
 			func(b []byte) { binary.NativeEndian.PutUint16(b[leaf*size+10:], 1<<16-1) },
 			"more elements",
 		},
-		"fewer elements":     {func(b []byte) { b[leaf*size+10]-- }, "misplaced"},
-		"no elements":        {func(b []byte) { clear(b[leaf*size+10 : leaf*size+12]) }, "no elements"},
-		"no elements of few": {func(b []byte) { clear(inline(b)[10:12]) }, "no elements"},
-		"a huge key": {
-			func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<32-1) },
-			"misplaced",
-		},
+		"fewer elements":           {func(b []byte) { b[leaf*size+10]-- }, "misplaced"},
+		"no elements":              {func(b []byte) { clear(b[leaf*size+10 : leaf*size+12]) }, "no elements"},
+		"no elements of few":       {func(b []byte) { clear(inline(b)[10:12]) }, "no elements"},
+		"a huge key":               {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<32-1) }, "misplaced"},
 		"an unknown kind of value": {func(b []byte) { b[leaf*size+16] = 2 }, "misplaced"},
 		"an unknown kind of page":  {func(b []byte) { b[leaf*size+8] = 4 }, "unexpected flags 4"},
 		"a free page in use":       {number(list, 16, uint64(leaf)), "twice"},
