@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -285,3 +286,5 @@ func TestCredentialsAreSafeForConcurrentUse(t *testing.T) {
 		n.want(app, "48", false)
 	})
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
