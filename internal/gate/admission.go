@@ -51,21 +51,14 @@ func (g *Gate) chain() *admission.Chain {
 	return nil
 }
 
-// markStarted notes in the chain that a container was started, so that its restart is admitted.
-func (g *Gate) markStarted(c createdContainer) {
-	if chain := g.chain(); chain != nil {
-		g.mark(chain, c.uid, c.name, c.imageID, c.mounted)
+// mark notes a started container in a chain, which may be nil, so that its restart is admitted.
+func (g *Gate) mark(chain *admission.Chain, c createdContainer) {
+	chain.MarkAdmitted(c.uid, c.name, c.imageID)
+	for _, id := range c.mounted {
+		chain.MarkMounted(c.uid, id)
 	}
-}
-
-// mark notes a started container in a chain, which may be nil.
-func (g *Gate) mark(chain *admission.Chain, uid, name, imageID string, mounted []string) {
-	chain.MarkAdmitted(uid, name, imageID)
-	for _, id := range mounted {
-		chain.MarkMounted(uid, id)
-	}
-	if !g.c.Pods.Has(uid) { // it ended meanwhile
-		chain.ForgetPod(uid)
+	if chain != nil && !g.c.Pods.Has(c.uid) { // it ended meanwhile
+		chain.ForgetPod(c.uid)
 	}
 }
 
@@ -197,17 +190,12 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 	if c.admitted.Answer == admission.Unverified {
 		g.leadToPull(c)
 	}
-	return refusal(c.pod, c.admitted, c.otherRoot())
-}
-
-// otherRoot returns the start of an error text if a mount shows that the kubelet has another root; "" otherwise.
-func (c *candidate) otherRoot() string {
-	root := criview.OtherRoot(c.container, c.pod.UID, c.policies.KubeletRoot)
-	if root == "" {
-		return ""
+	remark := ""
+	if root := criview.OtherRoot(c.container, c.pod.UID, c.policies.KubeletRoot); root != "" {
+		remark = fmt.Sprintf("%s looks like the root directory of the kubelet, and admission.kubeletRoot is %s; ",
+			root, c.policies.KubeletRoot)
 	}
-	return fmt.Sprintf("%s looks like the root directory of the kubelet, and admission.kubeletRoot is %s; ",
-		root, c.policies.KubeletRoot)
+	return refusal(c.pod, c.admitted, remark)
 }
 
 func refusal(who tracker.Pod, d admission.Decision, remark string) error {
@@ -294,14 +282,12 @@ func (g *Gate) view(
 	if c.policies.Views != nil && !c.pod.Static && !c.undescribed {
 		pod, container, others = g.merge(ctx, c, pod, container)
 	}
-	if container != nil && (c.substituted() || !c.namedInCall()) {
+	// A kubelet always sends the pod's name for the image.
+	if container != nil && (c.substituted() || c.container.GetImage().GetUserSpecifiedImage() == "") {
 		container.Image = admission.Value[string]{}
 	}
 	return pod, container, others
 }
-
-// namedInCall reports whether the call has the pod's name for the image. A kubelet always sends it.
-func (c *candidate) namedInCall() bool { return c.container.GetImage().GetUserSpecifiedImage() != "" }
 
 func (c *candidate) criView() (admission.Pod, *admission.Container) {
 	if c.container == nil {

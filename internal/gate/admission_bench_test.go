@@ -137,7 +137,7 @@ func TestOffIsOff(t *testing.T) {
 		if g.run(t.Context(), n, g.admit) != nil || n.asked {
 			t.Error("a container is judged without policies")
 		}
-		g.markStarted(createdContainer{uid: "1", name: "main", imageID: "id"})
+		g.mark(g.chain(), createdContainer{uid: "1", name: "main", imageID: "id"})
 		g.chain().ForgetPod("1")
 		withoutSignatures(t, g, n, pull)
 	})

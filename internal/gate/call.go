@@ -2,6 +2,7 @@ package gate
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -10,7 +11,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
-	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -137,21 +137,17 @@ func (g *Gate) explain(ctx context.Context, r tracker.Request) tracker.Verdict {
 	return g.c.Tracker.Explain(ctx, r).Verdict
 }
 
+// decision returns the decision of a verdict, with a Secret that is known to hold its credential.
 func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
-	return decisionlog.Decision{
+	d := decisionlog.Decision{
 		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),
-		Verdict: v, Secret: holder(v, u.known), PullPolicy: u.pullPolicy, Took: time.Since(u.began),
+		Verdict: v, PullPolicy: u.pullPolicy, Took: time.Since(u.began),
 	}
-}
-
-// holder returns a Secret that is known to hold the credential of a verdict, the zero value if there is none.
-func holder(v tracker.Verdict, secrets []tracker.Secret) (from records.SecretRef) {
-	for _, s := range secrets {
-		if v.Credential != "" && s.Credential == v.Credential {
-			return s.Ref
-		}
+	holds := func(s tracker.Secret) bool { return v.Credential != "" && s.Credential == v.Credential }
+	if i := slices.IndexFunc(u.known, holds); i >= 0 {
+		d.Secret = u.known[i].Ref
 	}
-	return from
+	return d
 }
 
 // AlwaysPrecheck says whether the kubelet sends a pre-check for imagePullPolicy Always, as it does up to 1.31. If so, a

@@ -25,8 +25,11 @@ func (g *Gate) createContainer(
 	lost := create.Lost
 	defer func() { lost() }() // for every return, or panic, that reports no other end
 	since := g.c.Tracker.Revocations()
-	who, sandbox := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig()), req.GetSandboxConfig()
-	n := g.candidate(g.newCall(ctx, "CreateContainer"), who, sandbox, req.GetConfig())
+	who, ok := g.c.Pods.BySandbox(req.GetPodSandboxId())
+	if !ok {
+		who = identify(req.GetSandboxConfig())
+	}
+	n := g.candidate(g.newCall(ctx, "CreateContainer"), who, req.GetSandboxConfig(), req.GetConfig())
 	if err := g.run(ctx, n, g.mayUseImage, g.mayMountImages, g.admit); err != nil {
 		return nil, err
 	}
@@ -122,14 +125,6 @@ func (g *Gate) notCreated(n *candidate) error {
 		"pullgate: no container of pod %s/%s was created from image %q: the runtime failed to create it, or restored it "+
 			"from a checkpoint, which this pod may not do; see the log of pullgated on this node, and allowRestores in its "+
 			"configuration", n.pod.Namespace, n.pod.Name, n.name.String())
-}
-
-// podOf returns the pod of a sandbox from the index or, for one that is not there yet, from the kubelet's call.
-func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) tracker.Pod {
-	if p, ok := g.c.Pods.BySandbox(sandboxID); ok {
-		return p
-	}
-	return identify(config)
 }
 
 // mayUseImage judges the image of a container. An image that arrives only now is judged when it is read back.

@@ -103,11 +103,11 @@ func New(c Config) *Gate {
 	return g
 }
 
-// Hit is the outcome of a recheck that needed no registry.
-const Hit = "hit"
-
-// unverified is the outcome of a recheck that shadow mode allowed.
-const unverified = "unverified"
+// Outcomes of a recheck beside those of a pull.
+const (
+	Hit        = "hit"        // needed no registry
+	unverified = "unverified" // was allowed by shadow mode
+)
 
 // A described is a sandbox, or the configuration of one.
 type described interface {
@@ -207,17 +207,12 @@ func aborted(err error) bool {
 // Handlers returns the calls that the gate judges or reads, by full method. Every other call is forwarded unchanged.
 func (g *Gate) Handlers() map[string]criproxy.Handler {
 	return map[string]criproxy.Handler{
-		// Access to images.
-		runtimeapi.ImageService_ImageStatus_FullMethodName:       decoded(g, g.imageStatus),
-		runtimeapi.ImageService_PullImage_FullMethodName:         decoded(g, g.pullImage),
-		runtimeapi.RuntimeService_CreateContainer_FullMethodName: decoded(g, g.createContainer),
-		runtimeapi.RuntimeService_StartContainer_FullMethodName:  decoded(g, g.startContainer),
-		runtimeapi.RuntimeService_RestorePod_FullMethodName:      decoded(g, g.restorePod),
-
-		// Images on the node.
-		runtimeapi.ImageService_RemoveImage_FullMethodName: decoded(g, g.removeImage),
-
-		// Pods on the node.
+		runtimeapi.ImageService_ImageStatus_FullMethodName:        decoded(g, g.imageStatus),
+		runtimeapi.ImageService_PullImage_FullMethodName:          decoded(g, g.pullImage),
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName:  decoded(g, g.createContainer),
+		runtimeapi.RuntimeService_StartContainer_FullMethodName:   decoded(g, g.startContainer),
+		runtimeapi.RuntimeService_RestorePod_FullMethodName:       decoded(g, g.restorePod),
+		runtimeapi.ImageService_RemoveImage_FullMethodName:        decoded(g, g.removeImage),
 		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    decoded(g, g.runPodSandbox),
 		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: decoded(g, g.removePodSandbox),
 		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   decoded(g, g.listPodSandbox),

@@ -115,7 +115,12 @@ func answers(v tracker.Verdict) bool {
 // answerFromNode answers a pull with the image on the node, once it has the endorsements that it needs.
 func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) {
 	if d, err := g.verifySignatures(ctx, p, p.present); err != nil {
-		g.noteUnverified(p, d)
+		v, out := overruled(tracker.Verdict{}, AdmissionDenied), pullUnavailable
+		v.Pair.ImageID = p.present.ID
+		if d.Answer == admission.Deny {
+			out = pullDenied
+		}
+		g.pullEnded(p, v, out, d)
 		return nil, err
 	}
 	g.pods.show(p.seen, p.name)
@@ -132,15 +137,14 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	proved := g.c.Shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
 
 	// Before the intent, because it may take a while, and before the client may disconnect.
-	var podSecrets []tracker.Secret
 	if !p.anonymous {
-		podSecrets = g.secrets(ctx, p.use)
+		g.secrets(ctx, p.use)
 	}
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
 			g.c.Log.Error(err, "Denied a pull: failed to list the images of the runtime", p.keys()...)
-			g.pullEnded(p, podSecrets, tracker.Verdict{}, pullError, admission.Decision{})
+			g.pullEnded(p, tracker.Verdict{}, pullError, admission.Decision{})
 			return nil, refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
 				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with "+
 					"preloaded images; see the logs of pullgated and of the runtime")
@@ -154,7 +158,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 			return g.answerFromNode(ctx, p)
 		}
 		g.c.Log.Error(err, "Denied a pull: failed to write the store of pull records", p.keys()...)
-		g.pullEnded(p, podSecrets, tracker.Verdict{}, pullError, admission.Decision{})
+		g.pullEnded(p, tracker.Verdict{}, pullError, admission.Decision{})
 		// The kubelet gives the pod the reason with which the text begins; with code Unknown it shows only the text.
 		return nil, refuse(codes.Unknown, "STORE_NOT_WRITABLE",
 			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and "+
@@ -173,7 +177,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	)
 	if out == pullVerified {
 		crashpoint.Hit(crashpoint.Pulled)
-		v, out, pulled = g.verified(ctx, pull, p, podSecrets, raw)
+		v, out, pulled = g.verified(ctx, pull, p, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.definite(err) {
 		end := pull.Refused
@@ -190,7 +194,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	if unsigned != nil {
 		v = overruled(v, AdmissionDenied)
 	}
-	g.pullEnded(p, podSecrets, v, out, decision)
+	g.pullEnded(p, v, out, decision)
 	if unsigned != nil {
 		return nil, unsigned
 	}
@@ -221,7 +225,7 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 
 // verified writes the record of a successful pull. If the image ID is not known, the intent stays on disk.
 func (g *Gate) verified(
-	ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte,
+	ctx context.Context, pull *tracker.Pull, p *pullCall, raw []byte,
 ) (v tracker.Verdict, out outcome, pulled tracker.Image) {
 	pulled, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
@@ -230,7 +234,7 @@ func (g *Gate) verified(
 			p.keys()...)
 		return tracker.Verdict{}, pullError, tracker.Image{}
 	}
-	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Sent: p.sent, Secrets: podSecrets, Pod: p.pod})
+	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Sent: p.sent, Secrets: p.known, Pod: p.pod})
 	if err != nil {
 		g.c.Log.Error(err, "Failed to write a pull record: the image needs proof from every other pod",
 			"image", p.name.String())
@@ -277,11 +281,9 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 }
 
 // pullEnded notes the outcome of a pull. signed is what the policies about signatures say about its image.
-func (g *Gate) pullEnded(
-	p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome, signed admission.Decision,
-) {
+func (g *Gate) pullEnded(p *pullCall, v tracker.Verdict, out outcome, signed admission.Decision) {
 	d := p.decision(v)
-	d.Secret, d.Outcome, d.Admission = holder(v, podSecrets), out.label(), signed
+	d.Outcome, d.Admission = out.label(), signed
 	g.note(d)
 }
 

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -140,9 +141,4 @@ func (r *Runtime) removeSandbox(ctx context.Context, id string) error {
 }
 
 // runsOn returns the image ID of a container: image_id from CRI 0.29 on, before that image_ref.
-func runsOn(c *runtimeapi.Container) string {
-	if id := c.GetImageId(); id != "" {
-		return id
-	}
-	return c.GetImageRef()
-}
+func runsOn(c *runtimeapi.Container) string { return cmp.Or(c.GetImageId(), c.GetImageRef()) }

@@ -2,7 +2,6 @@ package gate
 
 import (
 	"context"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -90,11 +89,6 @@ func (g *Gate) endPods(uids []string) {
 	if len(uids) > 0 {
 		g.pods.end(uids)
 	}
-}
-
-// endGrantsOfEndedPods ends the grants of pods that ended during a pull that succeeded afterwards.
-func (g *Gate) endGrantsOfEndedPods() {
-	g.endPods(slices.DeleteFunc(g.c.Tracker.GrantedPods(), g.c.Pods.Has))
 }
 
 func sandboxes(r *runtimeapi.ListPodSandboxResponse) []podindex.Sandbox {

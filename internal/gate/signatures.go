@@ -107,16 +107,6 @@ func digestsOf(name imageref.Ref, img tracker.Image) (digests []string) {
 	return digests
 }
 
-func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
-	out := pullUnavailable
-	if d.Answer == admission.Deny {
-		out = pullDenied
-	}
-	v := overruled(tracker.Verdict{}, AdmissionDenied)
-	v.Pair.ImageID = p.present.ID
-	g.pullEnded(p, nil, v, out, d)
-}
-
 // leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement.
 func (g *Gate) leadToPull(c *candidate) {
 	for _, image := range append([]admission.Image{c.subjectImage()}, c.mounts...) {

@@ -33,7 +33,7 @@ func (g *Gate) startContainer(
 	raw, err := c.Forward(ctx)
 	if err == nil {
 		if started, ok := g.pods.created(id, true); ok {
-			g.markStarted(started)
+			g.mark(g.chain(), started)
 		}
 	}
 	return raw, err

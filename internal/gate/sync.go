@@ -163,7 +163,8 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 		}
 		if ended, ok := g.c.Pods.Reconcile(since, sandboxes(list)); ok {
 			g.endPods(ended)
-			g.endGrantsOfEndedPods()
+			// Of pods that ended during a pull that succeeded afterwards.
+			g.endPods(slices.DeleteFunc(g.c.Tracker.GrantedPods(), g.c.Pods.Has))
 			return nil
 		}
 	}
@@ -226,7 +227,9 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 			for _, u := range r.uses[1:] {
 				mounted = append(mounted, cmp.Or(images[u.image].ID, u.image))
 			}
-			g.mark(chain, r.pod.UID, r.name, cmp.Or(on.ID, r.uses[0].image), mounted)
+			g.mark(chain, createdContainer{
+				uid: r.pod.UID, name: r.name, imageID: cmp.Or(on.ID, r.uses[0].image), mounted: mounted,
+			})
 		}
 		for _, u := range r.uses {
 			img := images[u.image]

@@ -117,24 +117,19 @@ func (s *secrets) need(keys []key) {
 	for _, k := range keys {
 		e := s.byKey[k]
 		if e == nil {
-			e = s.addLocked(k)
+			n := s.byName[k.namespace]
+			if n == nil {
+				n = &namespace{}
+				s.byName[k.namespace] = n
+			}
+			n.secrets++
+			e = &secret{key: k, in: n, attempt: make(chan struct{}), used: time.Now()}
+			s.byKey[k] = e
 		}
 		e.missed(min(e.misses, 1)) // it may exist now
 		e.read = time.Time{}
 		s.enqueueLocked(e, wanted)
 	}
-}
-
-func (s *secrets) addLocked(k key) *secret {
-	n := s.byName[k.namespace]
-	if n == nil {
-		n = &namespace{}
-		s.byName[k.namespace] = n
-	}
-	n.secrets++
-	e := &secret{key: k, in: n, attempt: make(chan struct{}), used: time.Now()}
-	s.byKey[k] = e
-	return e
 }
 
 func (s *secrets) forget(keys []key) {
@@ -229,7 +224,12 @@ func (s *secrets) run(ctx context.Context, get getter) {
 	timer := time.NewTimer(idle)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		e, wait := s.next()
+		s.mu.Lock()
+		e, wait := s.queue.pop(time.Now())
+		if e != nil {
+			e.running = true
+		}
+		s.mu.Unlock()
 		if e == nil {
 			timer.Reset(wait)
 			select {
@@ -249,40 +249,23 @@ func (s *secrets) run(ctx context.Context, get getter) {
 	}
 }
 
-// next returns the Secret to be read now; nil if there is none, with the time until there may be one.
-func (s *secrets) next() (*secret, time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e, wait := s.queue.pop(time.Now())
-	if e != nil {
-		e.running = true
-	}
-	return e, wait
-}
-
 type got struct {
 	answer
 	version   string
 	malformed error
 }
 
-func (s *secrets) fetch(ctx context.Context, get getter, k key) (got, error) {
+func (s *secrets) fetch(ctx context.Context, get getter, k key) (g got, err error) {
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
 	secret, err := get(ctx, k.namespace, k.name)
 	if err != nil {
-		return got{}, err
+		return g, err
 	}
-	sealed, err := sealedOf(secret, s.seal)
-	return got{
-		answer: answer{
-			ref:    records.SecretRef{UID: string(secret.UID), Namespace: k.namespace, Name: k.name},
-			sealed: sealed,
-			whole:  err == nil,
-		},
-		version:   secret.ResourceVersion,
-		malformed: err,
-	}, nil
+	g.sealed, g.malformed = sealedOf(secret, s.seal)
+	g.ref = records.SecretRef{UID: string(secret.UID), Namespace: k.namespace, Name: k.name}
+	g.whole, g.version = g.malformed == nil, secret.ResourceVersion
+	return g, nil
 }
 
 // sealedOf reads a pull secret as kubelets do: one of another type, or without the key of its type, has no credentials.

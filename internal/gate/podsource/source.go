@@ -137,8 +137,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// connect reads the kubeconfig and determines the node's name, and retries until the error is ErrNodeName or the
-// context's. The client must be closed even then.
+// connect retries open until the error is ErrNodeName or the context's. The client must be closed even then.
 func (s *Source) connect(ctx context.Context) (*client, error) {
 	log := klog.FromContext(ctx)
 	var c *client
@@ -300,11 +299,10 @@ func (s *Source) Candidates(annotations map[string]string, image imageref.Ref) (
 	return uids, true
 }
 
-// ErrNotKnown says that the credentials of a pod may be incomplete: a Secret is missing, malformed or unreadable.
-var ErrNotKnown = errors.New("podsource: not all credentials of the pod are known")
-
-// ErrNodeName is returned if no node name is given and the kubeconfig does not determine one.
-var ErrNodeName = errors.New("podsource: node name not known")
-
-// ErrKubeconfig is returned for a kubeconfig that cannot be used.
-var ErrKubeconfig = errors.New("podsource: kubeconfig cannot be used")
+// Errors of this package.
+var (
+	// ErrNotKnown says that the credentials of a pod may be incomplete: a Secret is missing, malformed or unreadable.
+	ErrNotKnown   = errors.New("podsource: not all credentials of the pod are known")
+	ErrNodeName   = errors.New("podsource: node name not known") // not given, nor determined by the kubeconfig
+	ErrKubeconfig = errors.New("podsource: kubeconfig cannot be used")
+)
