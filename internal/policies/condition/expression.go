@@ -38,7 +38,6 @@ var argumentsOf = map[string]int{
 // Functions returns the names of the functions of expressions.
 func Functions() []string { return slices.Sorted(maps.Keys(argumentsOf)) }
 
-// An expression is a compiled expression.
 type expression struct{ node parsing.ASTNode }
 
 func compileExpression(text string) (*expression, error) {
@@ -69,7 +68,6 @@ func syntax(text string, err error) error {
 	return fmt.Errorf("%s after %q", strings.TrimPrefix(at.Error(), "SyntaxError: "), after)
 }
 
-// check returns an error for what must not be in an expression.
 func check(n parsing.ASTNode, nodes *int) error {
 	if *nodes++; *nodes > maxNodes {
 		return fmt.Errorf("has more than %d steps; use shorter conditions", maxNodes)
@@ -123,7 +121,6 @@ func isText(n parsing.ASTNode) bool {
 	return n.NodeType == parsing.ASTLiteral && text != ""
 }
 
-// evaluate returns the value of the expression; nil if there is none.
 func (e *expression) evaluate(data any, now time.Time) (any, error) { return run(e.node, data, now) }
 
 func run(node parsing.ASTNode, data any, now time.Time) (v any, err error) {

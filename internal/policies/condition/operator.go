@@ -144,7 +144,6 @@ func alike(key any, v value) bool {
 	return len(elements) > 0 && !slices.ContainsFunc(list(key), other)
 }
 
-// pattern returns the pattern of an element; nil for a value that was evaluated.
 func (v value) pattern(i int) *requirement.Text {
 	if i < len(v.patterns) {
 		return &v.patterns[i]
@@ -152,7 +151,6 @@ func (v value) pattern(i int) *requirement.Text {
 	return nil
 }
 
-// list returns the elements of a list; any other value is a list of one.
 func list(v any) []any {
 	if l, ok := v.([]any); ok {
 		return l
@@ -160,7 +158,6 @@ func list(v any) []any {
 	return []any{v}
 }
 
-// equal compares a key with a value, whose text can be a pattern.
 func equal(key, v any, pattern *requirement.Text) bool {
 	if !isScalar(key) || !isScalar(v) {
 		return reflect.DeepEqual(key, v)
@@ -219,7 +216,6 @@ func byNumber(key, v any) (c int, ok bool) {
 	return k.Cmp(q), true
 }
 
-// duration returns the duration of a text, or of a number of seconds.
 func duration(v any) (time.Duration, bool) {
 	if f, ok := v.(float64); ok {
 		d := time.Duration(f * float64(time.Second))
@@ -253,7 +249,6 @@ func quantity(v any) (resource.Quantity, bool) {
 	return q, err == nil
 }
 
-// asText returns a value as a part of a text.
 func asText(v any) string {
 	if s, ok := v.(string); ok {
 		return s

@@ -48,7 +48,6 @@ func examineHTTPS(c config.HTTPS) error {
 	return certs.decode(certs.scan())
 }
 
-// tlsConfig returns a configuration that uses for each handshake the files that were read last.
 func (c *certificates) tlsConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,

@@ -12,7 +12,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
-// The outcomes of asking one backend about one image.
 const (
 	reviewAllowed      = "allowed"
 	reviewDenied       = "denied"

@@ -40,7 +40,6 @@ type namespaceWatch struct {
 	stop       func()
 }
 
-// newNamespaces returns namespaces whose watch runs at most until ctx ends. Nothing is watched yet.
 func newNamespaces(ctx context.Context, kubeconfig string) *namespaces {
 	n := &namespaces{kubeconfig: kubeconfig}
 	n.run = func(c cache.Controller) func() {

@@ -424,11 +424,15 @@ func TestPoliciesAreReadAgain(t *testing.T) {
 	p.has("pullgate_policyd_policies_last_reload_success 1")
 }
 
-func TestReviewWithoutPolicies(t *testing.T) {
-	p := prepare(t)
+func TestWithoutPolicies(t *testing.T) {
+	p, ca := prepare(t), newAuthority(t)
+	p.https(issue(t, ca))
 	request := p.request()
 	p.config.Policies = ""
 	p.start()
+	if text := p.judge(trusting(ca), appPod); !strings.Contains(text, `"allowed":true`) {
+		t.Errorf("the webhook: %s; want an admission", text)
+	}
 	_, err := p.client().Review(t.Context(), request)
 	if !errors.Is(err, policyclient.ErrOtherPolicies) || !strings.Contains(err.Error(), `policies: ""`) {
 		t.Errorf("without policies: %v; want ErrOtherPolicies that names the field", err)

@@ -83,7 +83,6 @@ func (t Text) canonical() string {
 	return call(names[t.form], quote(t.pattern))
 }
 
-// blobs returns the text of a list of keys or certificates, whose order has no meaning.
 func blobs(list [][]byte) string {
 	if list == nil {
 		return call("trustedRoot")

@@ -120,7 +120,6 @@ func withoutTag(s string) (repository string, ok bool) {
 	return "", false
 }
 
-// matchesAnything tries names that are made from the pattern.
 func (p Pattern) matchesAnything() bool {
 	for _, filler := range []string{"a", "", "a/a", "a.io/a", "a.io/a/a:a", "a:a"} {
 		sample := strings.ReplaceAll(strings.ReplaceAll(p.text, "**", "*"), "?", "a")

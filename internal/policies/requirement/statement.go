@@ -76,7 +76,6 @@ func conditions(name string, list []Condition) string {
 	return call(name, all...)
 }
 
-// literal returns the text of a JSON value, whose keys are in order.
 func literal(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil { // it was decoded from JSON

@@ -69,7 +69,6 @@ func (t Text) Matches(s string) bool {
 	return t.match != nil && t.match.MatchString(s)
 }
 
-// overlaps reports whether a text is known to match both.
 func (t Text) overlaps(o Text) bool {
 	switch {
 	case t.form == exactText:

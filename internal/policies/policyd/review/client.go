@@ -175,7 +175,6 @@ func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
 	return spec, len(spec.Containers) > 0
 }
 
-// ask returns the answer of the cache or of the backend. The error is one that denies, or why there is no answer.
 func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (
 	status v1alpha1.ImageReviewStatus, cached bool, err error,
 ) {
@@ -341,7 +340,6 @@ const (
 	maxConnections = 256
 )
 
-// The header of an ImageReview.
 const (
 	apiVersion = "imagepolicy.k8s.io/v1alpha1"
 	kind       = "ImageReview"

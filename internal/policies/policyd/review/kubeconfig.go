@@ -60,7 +60,6 @@ func (r *reader) errorf(format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }
 
-// content reads a file for the sum, which includes the lengths.
 func (r *reader) content(path string) ([]byte, error) {
 	data, err := disk.Read(path, maxConfigFile)
 	if err != nil {
@@ -88,7 +87,6 @@ func (r *reader) dataOf(field, file string, data []byte) []byte {
 	return data
 }
 
-// target reads a kubeconfig. An error that it returns is about the whole file.
 func (r *reader) target(path string) (*target, error) {
 	data, err := r.content(path)
 	if err != nil {

@@ -184,9 +184,6 @@ func TestHostileBackends(t *testing.T) {
 	with := func(a *authority, until time.Duration) func(*tls.Config) {
 		return func(c *tls.Config) { c.Certificates = []tls.Certificate{a.keyPair(t, time.Now().Add(until))} }
 	}
-	redirect := func(status int) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, target, status) }
-	}
 	old := func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS10, tls.VersionTLS11 }
 	const broken, unverified = "net/http: HTTP/1.x transport connection broken: ",
 		"tls: failed to verify certificate: x509: "
@@ -208,8 +205,9 @@ func TestHostileBackends(t *testing.T) {
 			hijack("SSH-2.0-OpenSSH_9.6\r\n\r\n"), nil, broken + `malformed HTTP response "SSH-2.0-OpenSSH_9.6"`,
 		},
 		"closes": {hijack(""), nil, "attempt 5: EOF"},
-		"302":    {redirect(http.StatusFound), nil, "status 302 Found"},
-		"307":    {redirect(http.StatusTemporaryRedirect), nil, "status 307 Temporary Redirect"},
+		"302": {func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, target, http.StatusFound)
+		}, nil, "status 302 Found"},
 		"100 MiB": {func(w http.ResponseWriter, _ *http.Request) {
 			for range 100 {
 				if _, err := io.WriteString(w, block); err != nil {
@@ -275,14 +273,8 @@ func allocated() uint64 {
 func TestBackendWithoutAListener(t *testing.T) {
 	a := newAuthority(t)
 	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	silent := "https://" + l.Addr().String() // accepts and says nothing
-	c := over(t, kubeconfig(t, a, "server: "+silent, ""))
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if r := ask(t, c, ctx, image("a")); !r.FailedOpen || !strings.HasPrefix(r.Failure, "no answer within ") {
-		t.Errorf("silent: %v", r)
-	}
 	testkit.Must(t, l.Close())
+	c := over(t, kubeconfig(t, a, "server: https://"+l.Addr().String(), ""))
 	if r := ask(t, c, t.Context(), image("a")); !r.FailedOpen ||
 		!strings.HasPrefix(r.Failure, "attempt 5: dial tcp 127.0.0.1:") {
 		t.Errorf("stopped: %v", r)

@@ -75,7 +75,6 @@ func parseStatement(payloadType string, payload []byte, accepted []string) (*sta
 // The older form of attestations: a layer is an envelope, and its annotations are the rest.
 const envelopeMediaType = "application/vnd.dsse.envelope.v1+json"
 
-// parseEnvelope reads an attestation of the older form.
 func parseEnvelope(data []byte, annotations map[string]string, accepted []string) (*signature, error) {
 	var envelope dsse.Envelope
 	if err := registry.Bounded(data); err != nil {
@@ -107,7 +106,6 @@ func parseEnvelope(data []byte, annotations map[string]string, accepted []string
 	})
 }
 
-// acceptedTypes returns the predicate types of the statements that leaves require.
 func acceptedTypes(leaves []*leaf) (types []string) {
 	for _, l := range leaves {
 		if l.signed.Statement != nil {
@@ -121,7 +119,6 @@ func acceptedTypes(leaves []*leaf) (types []string) {
 // statement.
 var errOther = errors.New("not what is required")
 
-// is returns an error if a signature is not of what the leaf requires.
 func (l *leaf) is(s *signature) error {
 	want, got := requirement.SignatureType, requirement.SignatureType
 	if l.signed.Statement != nil {
@@ -141,10 +138,8 @@ func (l *leaf) is(s *signature) error {
 	return fmt.Errorf("%w: an attestation of type %s", errOther, clean(got))
 }
 
-// errCondition is returned for a statement that does not meet a condition.
 var errCondition = errors.New("does not meet its conditions")
 
-// An evaluation is a statement that was compared with the conditions of a policy.
 type evaluation struct {
 	payload string // its digest
 	wanted  *requirement.Statement

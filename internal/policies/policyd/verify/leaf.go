@@ -24,12 +24,10 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// A leaf verifies signatures for one leaf of a requirement.
 type leaf struct {
-	signed   *requirement.Signer
-	verifier *sigverify.Verifier
-	err      error // why no signature can be verified; nil if it can be
-	// conditions are those of the statement that must be signed, if there is one.
+	signed     *requirement.Signer
+	verifier   *sigverify.Verifier
+	err        error // why no signature can be verified; nil if it can be
 	conditions *condition.Compiled
 
 	// signer is who has signed, "" as long as no signature counts, and digest what.
@@ -42,7 +40,6 @@ type leaf struct {
 
 type miss struct{ reason, text string }
 
-// newLeaf uses the keys and certificates of the requirement, and those of the trusted root where it has none.
 func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	l := &leaf{signed: s}
 	var m *material
@@ -78,7 +75,6 @@ func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	return l
 }
 
-// A material is what a leaf trusts.
 type material struct {
 	*root.TrustedRoot
 

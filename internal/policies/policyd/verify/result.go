@@ -128,7 +128,6 @@ func sentence(name string, want *requirement.Requirement, signers []string, miss
 	return b.String()
 }
 
-// texts says why leaves are not met.
 func texts(missing []*leaf) (all []string) {
 	for _, l := range missing {
 		if l.miss.text != "" {

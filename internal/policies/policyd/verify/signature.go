@@ -297,7 +297,6 @@ func parseCertificates(text string) ([]*x509.Certificate, error) {
 	return all, err
 }
 
-// parseEntry returns a log entry, and the hash algorithm that it says.
 func parseEntry(text []byte) (entry *protorekor.TransparencyLogEntry, algorithm string, err error) {
 	var b struct {
 		SignedEntryTimestamp []byte

@@ -254,7 +254,6 @@ func (h *Handler) restrictions(ctx context.Context, q *question, pod, old *corev
 	return a.judged()
 }
 
-// judged sets the outcome by the decision.
 func (a answer) judged() answer {
 	if a.outcome = Allowed; !a.decision.Admitted() {
 		a.outcome = Denied
@@ -307,7 +306,6 @@ func (n *size) add(s *corev1.PodSpec) bool {
 
 const tooManyParts = "the object has more than 1000 containers, 1000 volumes or 10000 mounts"
 
-// newImages returns the images of a pod without those before the update.
 func (q *question) newImages(pod, old *corev1.Pod) []string {
 	imagesOf := func(p *corev1.Pod) []string {
 		if p == nil {

@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
@@ -31,8 +31,8 @@ func (w *world) reviewImages(t *testing.T, namespace string, images ...string) i
 	if err != nil || answer.Code != http.StatusOK || !strings.HasPrefix(answer.Body.String(), imageReview) {
 		t.Fatalf("answer %d, %s; want a review", answer.Code, answer.Body)
 	}
-	if review.Status.Allowed == (review.Status.Reason != "") {
-		t.Errorf("status %+v; want a reason for a denial only", review.Status)
+	if review.Status.Allowed == (review.Status.Reason != "") || !reflect.ValueOf(review.Spec).IsZero() {
+		t.Errorf("answer %+v; want a reason for a denial only, and nothing of the request", review)
 	}
 	return review.Status
 }
@@ -102,16 +102,5 @@ func TestImageReview(t *testing.T) {
 	}
 	if got := w.reviewImages(t, "team", many[1:]...); !got.Allowed || len(w.last().Decision.Findings) > 200 {
 		t.Errorf("1000 images: %+v with %d findings", got, len(w.last().Decision.Findings))
-	}
-}
-
-// The answer has nothing that the backend's caller has sent, except the names of denied images.
-func TestImageReviewAnswer(t *testing.T) {
-	w := newWorld(t, webhook.Options{})
-	body := imageReview + `,"spec":{"containers":[{"image":"a"}]},"status":{"allowed":false}}`
-	answer := w.post(t.Context(), webhook.ImageReviewPath, []byte(body))
-	want := imageReview + `,"metadata":{},"spec":{},"status":{"allowed":true}}`
-	if d := cmp.Diff(want, answer.Body.String()); d != "" || answer.Header().Get("Content-Type") != "application/json" {
-		t.Errorf("answer (-want +got):\n%s", d)
 	}
 }

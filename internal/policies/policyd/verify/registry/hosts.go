@@ -140,7 +140,6 @@ type folderReader struct {
 	read  hash.Hash // of the names and contents of the files that were read
 }
 
-// file reads a file. A relative path begins in the folder.
 func (r *folderReader) file(name string) ([]byte, error) {
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(r.dir, name)
@@ -272,7 +271,6 @@ func hostOrder(data []byte) []string {
 	return names
 }
 
-// host returns a host. An empty address leaves scheme, address and path open.
 func (r *folderReader) host(address string, s hostSettings) (*host, error) {
 	h := newHost(r.roots)
 	if err := h.setAddress(address, s.OverridePath); err != nil {

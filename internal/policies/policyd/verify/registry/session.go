@@ -31,7 +31,6 @@ const (
 	userAgent = "pullgate-policyd"
 )
 
-// A session asks one host for one repository.
 type session struct {
 	host       *host
 	repository *Repository
@@ -330,7 +329,6 @@ func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Resp
 	}))
 }
 
-// token requests a token. The token server is the one that the challenge names.
 func (s *session) token(ctx context.Context, registry name.Registry, credential admission.Login,
 	c *transport.Challenge,
 ) (string, error) {
