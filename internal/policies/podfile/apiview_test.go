@@ -7,9 +7,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func diff(want, got any) string {
@@ -40,22 +42,23 @@ func TestEmptyPod(t *testing.T) {
 	}
 }
 
+// viewOf returns the view of a pod whose spec is in YAML.
+func viewOf(t *testing.T, spec string) (admission.Pod, []admission.Container) {
+	t.Helper()
+	var p corev1.Pod
+	testkit.Must(t, yaml.UnmarshalStrict([]byte(spec), &p.Spec))
+	return podfile.ViewOf(&p)
+}
+
 func TestContainersHaveTheValuesOfThePod(t *testing.T) {
-	_, containers := podfile.ViewOf(&corev1.Pod{Spec: corev1.PodSpec{
-		SecurityContext: &corev1.PodSecurityContext{
-			RunAsUser: new(int64(1)), RunAsNonRoot: new(true),
-			SELinuxOptions: &corev1.SELinuxOptions{Type: "a_t"},
-		},
-		InitContainers: []corev1.Container{{Name: "init"}},
-		Containers: []corev1.Container{{Name: "web", SecurityContext: &corev1.SecurityContext{
-			RunAsUser: new(int64(2)), RunAsNonRoot: new(false), SELinuxOptions: &corev1.SELinuxOptions{User: "u"},
-			Privileged:   new(false),
-			Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"CHOWN"}},
-		}}},
-		EphemeralContainers: []corev1.EphemeralContainer{{
-			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox"},
-		}},
-	}})
+	_, containers := viewOf(t, `
+securityContext: {runAsUser: 1, runAsNonRoot: true, seLinuxOptions: {type: a_t}}
+initContainers: [{name: init}]
+containers:
+- name: web
+  securityContext:
+    {runAsUser: 2, runAsNonRoot: false, seLinuxOptions: {user: u}, privileged: false, capabilities: {add: [CHOWN]}}
+ephemeralContainers: [{name: debug, image: busybox}]`)
 	type summary struct {
 		Name    string
 		Kind    admission.Kind
@@ -89,44 +92,34 @@ func TestContainersHaveTheValuesOfThePod(t *testing.T) {
 }
 
 func TestVolumes(t *testing.T) {
-	hostPath := admission.Set("hostPath")
 	absent := admission.Absent[string]()
-	claim := &corev1.PersistentVolumeClaimVolumeSource{ReadOnly: true}
-	p, containers := podfile.ViewOf(&corev1.Pod{Spec: corev1.PodSpec{
-		Volumes: []corev1.Volume{
-			{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}}},
-			{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{
-				Path: "//var/log",
-				Type: new(corev1.HostPathDirectory),
-			}}},
-			{Name: "h-nil", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}},
-			{Name: "h-empty", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{
-				Path: "/",
-				Type: new(corev1.HostPathUnset),
-			}}},
-			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: claim}},
-			{Name: "i", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{ReadOnly: new(true)}}},
-			{Name: "none"},
-			{Name: "image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "data:1"}}},
-			{Name: "no-image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{}}},
-		},
-		Containers: []corev1.Container{{
-			VolumeMounts: []corev1.VolumeMount{
-				{Name: "s", MountPath: "secret"},
-				{Name: "h", MountPath: "/h", ReadOnly: true, MountPropagation: new(corev1.MountPropagationBidirectional)},
-				{Name: "i", MountPath: "/i"},
-				{Name: "none", MountPath: "/n"},
-				{Name: "absent", MountPath: "/a"},
-				{Name: "image", MountPath: "/image", SubPath: "sub"},
-				{Name: "no-image", MountPath: "/no-image"},
-			},
-			VolumeDevices: []corev1.VolumeDevice{{Name: "c", DevicePath: "/dev/c"}},
-		}},
-	}})
+	p, containers := viewOf(t, `
+volumes:
+- {name: s, secret: {}}
+- {name: h, hostPath: {path: //var/log, type: Directory}}
+- {name: h-nil, hostPath: {path: /}}
+- {name: h-empty, hostPath: {path: /, type: ""}}
+- {name: c, persistentVolumeClaim: {claimName: c, readOnly: true}}
+- {name: i, csi: {driver: d, readOnly: true}}
+- {name: none}
+- {name: image, image: {reference: "data:1"}}
+- {name: no-image, image: {}}
+containers:
+- name: web
+  volumeMounts:
+  - {name: s, mountPath: secret}
+  - {name: h, mountPath: /h, readOnly: true, mountPropagation: Bidirectional}
+  - {name: i, mountPath: /i}
+  - {name: none, mountPath: /n}
+  - {name: absent, mountPath: /a}
+  - {name: image, mountPath: /image, subPath: sub}
+  - {name: no-image, mountPath: /no-image}
+  volumeDevices: [{name: c, devicePath: /dev/c}]`)
 	volume := func(name string) admission.Volume {
 		return admission.Volume{Type: admission.Set(name), HostPath: absent, HostPathType: absent}
 	}
-	unchecked := admission.Volume{Type: hostPath, HostPath: admission.Set("/"), HostPathType: admission.AbsentAs("")}
+	unchecked := volume("hostPath")
+	unchecked.HostPath, unchecked.HostPathType = admission.Set("/"), admission.AbsentAs("")
 	host := unchecked
 	host.HostPath, host.HostPathType = admission.Set("//var/log"), admission.Set("Directory")
 	none := admission.Volume{HostPath: absent, HostPathType: absent}
@@ -138,22 +131,18 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("volumes (-want +got):\n%s", d)
 	}
 	mounts, _ := containers[0].Mounts.Get()
-	want := []admission.Mount{
-		{Volume: volume("secret"), Path: "/secret", ReadOnly: admission.Set(true), Propagation: absent, Image: absent},
-		{Volume: host, Path: "/h", ReadOnly: admission.Set(true), Propagation: admission.Set("Bidirectional"), Image: absent},
-		{Volume: volume("csi"), Path: "/i", ReadOnly: admission.Set(true), Propagation: absent, Image: absent},
-		{Volume: none, Path: "/n", ReadOnly: admission.Set(false), Propagation: absent},
-		{Path: "/a", ReadOnly: admission.Set(false), Propagation: absent},
-		{
-			Volume: volume("image"), Path: "/image", ReadOnly: admission.Set(true), Propagation: absent,
-			Image: admission.Set("data:1"),
-		},
-		{Volume: volume("image"), Path: "/no-image", ReadOnly: admission.Set(true), Propagation: absent},
-		{
-			Volume: volume("persistentVolumeClaim"), Path: "/dev/c", ReadOnly: admission.Set(true),
-			Propagation: absent, Image: absent,
-		},
+	at := func(path string, v admission.Volume, image admission.Value[string]) admission.Mount {
+		return admission.Mount{Volume: v, Path: path, ReadOnly: admission.Set(true), Propagation: absent, Image: image}
 	}
+	var unknown admission.Value[string]
+	want := []admission.Mount{
+		at("/secret", volume("secret"), absent), at("/h", host, absent), at("/i", volume("csi"), absent),
+		at("/n", none, unknown), at("/a", admission.Volume{}, unknown),
+		at("/image", volume("image"), admission.Set("data:1")),
+		at("/no-image", volume("image"), unknown), at("/dev/c", volume("persistentVolumeClaim"), absent),
+	}
+	want[1].Propagation = admission.Set("Bidirectional")
+	want[3].ReadOnly, want[4].ReadOnly = admission.Set(false), admission.Set(false)
 	if d := diff(want, mounts); d != "" {
 		t.Errorf("mounts (-want +got):\n%s", d)
 	}
@@ -162,11 +151,8 @@ func TestVolumes(t *testing.T) {
 // Labels and annotations that a kubelet writes are not the tenant's, and a mirror pod is a copy of a static one.
 func TestWhatTheKubeletWrites(t *testing.T) {
 	p, _ := podfile.ViewOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Labels: map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
-		Annotations: map[string]string{
-			"note": "x", "kubernetes.io/config.mirror": "1",
-			"kubernetes.io/config.source": "file",
-		},
+		Labels:      map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
+		Annotations: map[string]string{"note": "x", corev1.MirrorPodAnnotationKey: "1", "kubernetes.io/config.source": "file"},
 	}})
 	if labels, _ := p.Labels.Get(); len(labels) != 1 || labels["app"] != "web" {
 		t.Errorf("labels %v; want app", labels)

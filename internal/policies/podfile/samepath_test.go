@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -32,69 +33,54 @@ spec: {spec: {volumes: [
 func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 	set, err := restriction.Load([]restriction.File{{Name: "p.yaml", Data: []byte(readOnlyHostPaths)}})
 	testkit.Must(t, err)
-	claimed := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}
-	emptyDir := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	const uid, root = "8f6e0a6e-0000-4000-8000-000000000001", "/var/lib/kubelet"
 	const own = root + "/pods/" + uid
 	csi := &runtimeapi.Mount{ContainerPath: "/data", HostPath: own + "/volumes/kubernetes.io~csi/pvc-1/mount"}
 	at := func(path string) *runtimeapi.Mount {
 		return &runtimeapi.Mount{ContainerPath: path, HostPath: "/var/log"}
 	}
+	subPath := func(of string) *runtimeapi.Mount {
+		return &runtimeapi.Mount{ContainerPath: "/data", HostPath: own + "/volume-subpaths/" + of}
+	}
+	device := &runtimeapi.Device{
+		ContainerPath: "/dev/x", HostPath: own + "/volumeDevices/kubernetes.io~csi/pvc-1", Permissions: "mrw",
+	}
+	imageMount := &runtimeapi.Mount{
+		ContainerPath: "/data", Image: &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "data:1"}, Readonly: true,
+	}
+	const claim, emptyDir = "persistentVolumeClaim: {claimName: c}", "emptyDir: {}"
+	type mounts = []*runtimeapi.Mount
 	for name, tc := range map[string]struct {
-		other   corev1.VolumeSource
-		mounts  []corev1.VolumeMount
-		devices []corev1.VolumeDevice
-		cri     []*runtimeapi.Mount
-		block   []*runtimeapi.Device
-		alone   bool // one mount has the path
+		other     string // the second volume, in YAML, and the mounts of the container
+		container string
+		cri       mounts
+		block     []*runtimeapi.Device
+		alone     bool // one mount has the path
 	}{
-		"a hostPath alone": {
-			other: emptyDir, mounts: []corev1.VolumeMount{{Name: "host", MountPath: "/data"}},
-			cri: []*runtimeapi.Mount{at("/data")}, alone: true,
-		},
+		"a hostPath alone": {emptyDir, "volumeMounts: [{name: host, mountPath: /data}]", mounts{at("/data")}, nil, true},
 		"a claim first": {
-			other: claimed, mounts: []corev1.VolumeMount{{Name: "other", MountPath: "/data"}, {Name: "host", MountPath: "data"}},
-			cri: []*runtimeapi.Mount{csi, at("/data")},
+			claim, "volumeMounts: [{name: other, mountPath: /data}, {name: host, mountPath: data}]",
+			mounts{csi, at("/data")}, nil, false,
 		},
 		"a claim last, with a slash at the end": {
-			other: claimed, mounts: []corev1.VolumeMount{
-				{Name: "host", MountPath: "/data/"},
-				{Name: "other", MountPath: "/data"},
-			},
-			cri: []*runtimeapi.Mount{at("/data/"), csi},
+			claim, "volumeMounts: [{name: host, mountPath: /data/}, {name: other, mountPath: /data}]",
+			mounts{at("/data/"), csi}, nil, false,
 		},
 		"an emptyDir first, both with a subPath": {
-			other: emptyDir, mounts: []corev1.VolumeMount{
-				{Name: "other", MountPath: "/data", SubPath: "a"},
-				{Name: "host", MountPath: "data", SubPath: "pods"},
-			},
-			cri: []*runtimeapi.Mount{
-				{ContainerPath: "/data", HostPath: own + "/volume-subpaths/other/c/0"},
-				{ContainerPath: "/data", HostPath: own + "/volume-subpaths/host/c/1"},
-			},
+			emptyDir, "volumeMounts: [{name: other, mountPath: /data, subPath: a}, {name: host, mountPath: data, subPath: p}]",
+			mounts{subPath("other/c/0"), subPath("host/c/1")}, nil, false,
 		},
 		"a block device of a claim": {
-			other: claimed, mounts: []corev1.VolumeMount{{Name: "host", MountPath: "dev/x"}},
-			devices: []corev1.VolumeDevice{{Name: "other", DevicePath: "/dev/x"}},
-			cri:     []*runtimeapi.Mount{at("/dev/x")}, block: []*runtimeapi.Device{{
-				ContainerPath: "/dev/x",
-				HostPath:      own + "/volumeDevices/kubernetes.io~csi/pvc-1", Permissions: "mrw",
-			}},
+			claim, "{volumeMounts: [{name: host, mountPath: dev/x}], volumeDevices: [{name: other, devicePath: /dev/x}]}",
+			mounts{at("/dev/x")}, []*runtimeapi.Device{device}, false,
 		},
 		"an image": {
-			other:  corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "data:1"}},
-			mounts: []corev1.VolumeMount{{Name: "other", MountPath: "/data"}, {Name: "host", MountPath: "data"}},
-			cri: []*runtimeapi.Mount{{
-				ContainerPath: "/data",
-				Image:         &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "data:1"}, Readonly: true,
-			}, at("/data")},
+			"image: {reference: 'data:1'}", "volumeMounts: [{name: other, mountPath: /data}, {name: host, mountPath: data}]",
+			mounts{imageMount, at("/data")}, nil, false,
 		},
 		"a claim, and a hostPath that the API server does not show": {
-			other: claimed, mounts: []corev1.VolumeMount{
-				{Name: "host", MountPath: "/logs", ReadOnly: true},
-				{Name: "other", MountPath: "/data"},
-			},
-			cri: []*runtimeapi.Mount{{ContainerPath: "/logs", HostPath: "/var/log", Readonly: true}, at("/data")}, alone: true,
+			claim, "volumeMounts: [{name: host, mountPath: /logs, readOnly: true}, {name: other, mountPath: /data}]",
+			mounts{{ContainerPath: "/logs", HostPath: "/var/log", Readonly: true}, at("/data")}, nil, true,
 		},
 	} {
 		for list, add := range map[string]func(s *corev1.PodSpec, c corev1.Container){
@@ -106,31 +92,32 @@ func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 			},
 		} {
 			t.Run(name+", "+list, func(t *testing.T) {
-				pod := &corev1.Pod{
-					ObjectMeta: metav1.ObjectMeta{UID: uid, Namespace: "team", Name: "p"},
-					Spec: corev1.PodSpec{Volumes: []corev1.Volume{
-						{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/log"}}},
-						{Name: "other", VolumeSource: tc.other},
-					}},
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, Namespace: "team", Name: "p"}}
+				pod.Spec.Volumes = []corev1.Volume{
+					{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/log"}}},
+					{Name: "other"},
 				}
-				add(&pod.Spec, corev1.Container{Name: "c", Image: "busybox", VolumeMounts: tc.mounts, VolumeDevices: tc.devices})
+				c := corev1.Container{Name: "c", Image: "busybox"}
+				testkit.Must(t, yaml.UnmarshalStrict([]byte(tc.other), &pod.Spec.Volumes[1].VolumeSource),
+					yaml.UnmarshalStrict([]byte(tc.container), &c))
+				add(&pod.Spec, c)
 				api, containers := podfile.ViewOf(pod)
-				cri, c := criview.Container(&runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{
-					Uid:       uid,
-					Namespace: "team", Name: "p",
-				}}, &runtimeapi.ContainerConfig{
+				metadata := &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: "team", Name: "p"}
+				cri, created := criview.Container(&runtimeapi.PodSandboxConfig{Metadata: metadata}, &runtimeapi.ContainerConfig{
 					Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Mounts: tc.cri, Devices: tc.block,
 					Linux: &runtimeapi.LinuxContainerConfig{},
 				}, root)
-				merged, container, conflicts := admission.Merge(cri, api, &c, &containers[0])
-				node := set.Judge(&merged, []admission.Container{*container},
-					restriction.Options{From: restriction.NodeWithPodSource})
-				alone := set.Judge(&cri, []admission.Container{c}, restriction.Options{From: restriction.Node})
-				webhook := set.Judge(&api, containers, restriction.Options{From: restriction.Admission})
+				merged, container, conflicts := admission.Merge(cri, api, &created, &containers[0])
+				judge := func(p admission.Pod, all []admission.Container, from restriction.Source) bool {
+					return set.Judge(&p, all, restriction.Options{From: from}).Admitted
+				}
+				node := judge(merged, []admission.Container{*container}, restriction.NodeWithPodSource)
+				alone := judge(cri, []admission.Container{created}, restriction.Node)
+				webhook := judge(api, containers, restriction.Admission)
 				hidden := strings.Contains(name, "does not show")
-				if node.Admitted || alone.Admitted || webhook.Admitted != hidden {
+				if node || alone || webhook != hidden {
 					t.Errorf("admitted by the node with the pod source: %v, without: %v, by the webhook: %v; want a writable "+
-						"hostPath denied", node.Admitted, alone.Admitted, webhook.Admitted)
+						"hostPath denied", node, alone, webhook)
 				}
 				if slices.Contains(conflicts, "volumeType") == tc.alone {
 					t.Errorf("conflicts %q; want one in volumeType if several mounts have the path", conflicts)
