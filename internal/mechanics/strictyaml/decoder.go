@@ -24,17 +24,15 @@ type Decoder struct {
 	RefuseNull bool
 	// Want describes the values of a type, for errors about values of another type: "a duration, as in 24h".
 	Want map[reflect.Type]string
-	// Rewrites change a mapping before it is decoded into a struct of the type, or into a struct that embeds the type.
-	// They implement other spellings.
+	// Rewrites change a mapping before it is decoded into a struct of the type, or into one that embeds the type.
 	Rewrites map[reflect.Type]func(*Mapping)
 
 	structs sync.Map // from the reflect.Type to its *structType
 }
 
 // Decode reads one document into the struct that into points to. Fields that are absent or null keep their values,
-// except that null clears a list, a mapping and a pointer. The errors in errs are about single fields, and begin with
-// the path of the field; all other fields have been read. If err is set, the caller cannot use any part of the
-// document.
+// except that null clears a list, a mapping and a pointer. The errors in errs begin with the path of their field; all
+// other fields have been read. If err is set, the caller cannot use any part of the document.
 func (d *Decoder) Decode(data []byte, into any) (errs []error, err error) {
 	decoder := goyaml.NewDecoder(bytes.NewReader(data))
 	decoder.SetStrict(!d.Lenient) // it refuses a duplicate key

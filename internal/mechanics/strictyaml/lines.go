@@ -8,9 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// WithLines adds the line of its field to each error, as in "listen: Invalid value … (line 12)". The text of an error
-// about a field begins with the path of the field and a colon. If the document does not have the field, the line is
-// that of the innermost field around it. Other errors are returned unchanged.
+// WithLines adds the line of its field, or of the innermost field around it, to each error that begins with the path of
+// a field and a colon, as in "listen: Invalid value … (line 12)".
 func WithLines(data []byte, errs []error) []error {
 	var document yaml.Node
 	if len(errs) == 0 || yaml.Unmarshal(data, &document) != nil || len(document.Content) == 0 {
@@ -35,8 +34,7 @@ type position struct {
 	rest string // of the text with the path, after the node
 }
 
-// locate returns the innermost node on a path. A step of the path is .name or [name] in a mapping, and [index] in a
-// list.
+// locate returns the innermost node on a path. A step is .name or [name] in a mapping, and [index] in a list.
 func locate(n *yaml.Node, at position) position {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias

@@ -15,8 +15,7 @@ type File struct {
 }
 
 // Load parses files in parallel, and returns their values in the same order: all of them or none. The error joins all
-// errors of all files, each with the name of its file and the line. A name in two values is an error, whose text
-// is that of taken; "" is not a name.
+// errors, each with the name of its file and the line. A name of two values, unless it is "", is the error of taken.
 func Load[T any](files []File, parse func(File) (value T, name string, errs []error),
 	taken func(name, file string) error,
 ) ([]T, error) {

@@ -16,8 +16,7 @@ type Mapping struct {
 	run     *run
 }
 
-// Rename moves a value to the field that the key is another name of. Errors about the value keep the key of the
-// document. It is an error if the document has both.
+// Rename moves a value to the field that the key is another name of. Errors keep the key; both names are an error.
 func (m *Mapping) Rename(from, to string) {
 	v, ok := m.Fields[from]
 	if !ok {

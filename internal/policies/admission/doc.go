@@ -5,9 +5,8 @@
 // outweighs Admit. A finding with the mark Audit is reported and counts for nothing. A validator that panics or returns
 // no finding denies.
 //
-// The validators are not asked about pods that are exempt, and not about a container that its pod has started before
-// from the same image, nor about a new sandbox for a pod that has started containers. So new policies stop no workload
-// that runs, also after a reboot. The rules of a chain are immutable and replaced as a whole.
+// The validators are not asked about exempt pods, a container that its pod has started before from the same image, and a
+// new sandbox for such a pod: new policies stop no workload that runs, also after a reboot.
 //
 // # Views of pods
 //

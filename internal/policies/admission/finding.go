@@ -50,8 +50,7 @@ type Subject struct {
 	Stage     Stage
 	Pod       Pod
 	Container *Container // that is created at StageContainer, nil at the other stages
-	// Containers are all containers of the pod that are reviewed, at the stages that are reviews. At StageContainer
-	// they are the other containers of the pod, none if they are not known.
+	// Containers are all containers in a review; at StageContainer the others of the pod, none if they are not known.
 	Containers []Container
 	Image      Image   // of Container
 	Mounted    []Image // by Container
@@ -131,8 +130,8 @@ type Comparer interface {
 
 // A Validator judges subjects by its policies.
 type Validator interface {
-	// Validate returns at least one finding. It may be called concurrently, and must return when ctx ends. The chain
-	// does not modify or keep the returned slice.
+	// Validate returns at least one finding, may be called concurrently, and returns when ctx ends. The chain does not
+	// modify the slice.
 	Validate(ctx context.Context, s Subject) []Finding
 }
 

@@ -22,9 +22,8 @@ type Pull struct {
 
 const redacted = "[redacted]"
 
-// A Login is what a registry is asked with: the fields of a CRI AuthConfig. The zero value is anonymous. Of several
-// values the registry token is used first, then the identity token, then user name and password. It prints as
-// "[redacted]"; keep it out of unexported fields of values that are printed.
+// A Login is what a registry is asked with: the registry token, or else the identity token, or user name and password.
+// The zero value is anonymous. It prints as "[redacted]", except in unexported fields of values that are printed.
 type Login struct{ Username, Password, IdentityToken, RegistryToken string }
 
 // Anonymous reports whether the credential has no value.

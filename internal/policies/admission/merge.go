@@ -99,9 +99,8 @@ func (m *merger) container(cri, api Container) Container {
 	return c
 }
 
-// mounts completes the mounts of the CRI by the volumes of the API. A mount that only the CRI has, such as one of a
-// device plugin, stays. So do several mounts at one path, which the API server compares as text and a runtime mounts
-// one above the other: it is unknown which is which.
+// mounts completes the mounts of the CRI by the volumes of the API. A mount that only the CRI has stays. So do several
+// mounts at one path, which the API server compares as text: it is unknown which is which.
 func (m *merger) mounts(cri, api Value[[]Mount]) Value[[]Mount] {
 	running, ok := cri.Effective()
 	if !ok {
@@ -163,8 +162,8 @@ func merge[T any](m *merger, field string, cri *Value[T], api Value[T], same fun
 	}
 }
 
-// derived returns the value of the CRI, which is derived from another field, with the state of the API. A difference is
-// not a conflict. Without a value of both it is unknown: what a pod does not set is derived all the same.
+// derived is merge for a field that the CRI derives from another one: a difference is not a conflict. Without a value
+// of both it is unknown: what a pod does not set is derived all the same.
 func derived[T any](cri, api Value[T]) Value[T] {
 	switch {
 	case !cri.known && !api.known:
@@ -192,9 +191,8 @@ func empty[T any](v T) bool {
 	return (r.Kind() == reflect.Slice || r.Kind() == reflect.Map) && r.Len() == 0
 }
 
-// Expected returns the view of the CRI messages by which a kubelet would create the sandbox of a pod or, unless
-// container is nil, the container, as far as a view of the Pod of the API shows it. What only the node knows, such as
-// the user of an image, is unknown. A claim shows itself and not the driver behind it, and a subPath its volume.
+// Expected returns the view of the CRI messages by which a kubelet would create the sandbox of a pod or, unless it is
+// nil, the container. What only the node knows is unknown; a claim shows itself, and a subPath its volume.
 func Expected(api Pod, container *Container) (Pod, *Container) {
 	p := Pod{
 		UID: api.UID, Namespace: api.Namespace, Name: api.Name, Static: api.Static,

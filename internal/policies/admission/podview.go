@@ -66,8 +66,7 @@ type SELinux struct{ User, Role, Type, Level string }
 type Volume struct {
 	// Type is the name of the field of a volume in the API, such as configMap or hostPath.
 	Type Value[string]
-	// HostPath is the folder of the node that a hostPath volume names, as written. HostPathType is its type; "" takes
-	// effect if it has none. Both are absent in volumes of other types.
+	// HostPath is the folder that a hostPath volume names, as written, and HostPathType its type; absent in other volumes.
 	HostPath, HostPathType Value[string]
 }
 
@@ -90,8 +89,8 @@ const (
 	StateSet                  // the pod sets the field
 )
 
-// A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect. Either can
-// be known without the other; the zero Value has neither. A slice or map in it is not a copy and must not be modified.
+// A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect, either
+// without the other; the zero Value has neither. A slice or map in it must not be modified.
 type Value[T any] struct {
 	value T
 	state State

@@ -152,7 +152,9 @@ containers:
 func TestWhatTheKubeletWrites(t *testing.T) {
 	p, _ := podfile.ViewOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Labels:      map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
-		Annotations: map[string]string{"note": "x", corev1.MirrorPodAnnotationKey: "1", "kubernetes.io/config.source": "file"},
+		Annotations: map[string]string{
+			"note": "x", "kubernetes.io/config.mirror": "1", "kubernetes.io/config.source": "file",
+		},
 	}})
 	if labels, _ := p.Labels.Get(); len(labels) != 1 || labels["app"] != "web" {
 		t.Errorf("labels %v; want app", labels)

@@ -2,7 +2,6 @@
 //
 // A [Pod] here is an object of the API that was read from a file; admission.Pod is its view.
 //
-// A file lacks what other components add before a pod runs. The views contain the defaults of the API server and the
-// volume with the token of the service account. What only the node can find out, such as the user of an image, stays
-// unknown in them.
+// The views contain the defaults of the API server and the volume with the token of the service account. What only the
+// node can find out, such as the user of an image, is unknown.
 package podfile

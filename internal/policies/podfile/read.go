@@ -35,9 +35,8 @@ type Pod struct {
 // A Workload is a resource whose objects have a pod template, at a path of fields separated by dots.
 type Workload struct{ Group, Resource, Path string }
 
-// Read reads the Pods and pod templates of a file: one or more documents in YAML or JSON, each a Pod, one of the
-// workloads, or a List of these. It returns an error for a document of another kind, for an unknown field in a Pod or
-// pod template, and for a file without any.
+// Read reads the Pods and pod templates of a file: documents in YAML or JSON, each a Pod, one of the workloads, or a
+// List of these. Another kind, an unknown field in a Pod or template, and a file without any are errors.
 func Read(data []byte, workloads ...Workload) ([]Pod, error) {
 	var pods []Pod
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
@@ -198,8 +197,7 @@ type Template struct {
 	Data []byte
 }
 
-// Templates returns the pod templates of an object in JSON, which are at the paths. A path is names of fields; the
-// elements of lists are all included. The error is ErrTemplate.
+// Templates returns the pod templates at paths of an object in JSON, of all elements of lists, or ErrTemplate.
 func Templates(object []byte, paths [][]string) ([]Template, error) {
 	var all []Template
 	for _, path := range paths {

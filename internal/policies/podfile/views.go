@@ -28,8 +28,7 @@ type Node struct {
 	ImageUser *int64 // the user of every image, which a node reads from the image; nil means that it is not known
 }
 
-// AtNode returns the views of CRI messages: that of the sandbox, and one for each container. A claim counts as a volume
-// of type csi, because the driver behind it is not in the file.
+// AtNode returns the views of CRI messages: of the sandbox, and of each container. A claim counts as a csi volume.
 func (p Pod) AtNode(n Node) (starts []Start) {
 	api, containers := ViewOf(p.api)
 	list := containersOf(&p.api.Spec)
@@ -82,8 +81,8 @@ func containersOf(s *corev1.PodSpec) []corev1.Container {
 	return all
 }
 
-// ViewOf returns the view of a pod and of all its containers: those of initContainers first, those of
-// ephemeralContainers last. The view shares memory with the pod, which must not change afterwards.
+// ViewOf returns the view of a pod and of all its containers, in the order of containersOf. It shares memory with the
+// pod, which must not change afterwards.
 func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 	spec := &p.Spec
 	sc := cmp.Or(spec.SecurityContext, &corev1.PodSecurityContext{})

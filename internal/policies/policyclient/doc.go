@@ -6,16 +6,14 @@
 // An answer can admit a container, so the client uses a socket only if root owns it and listens on it, as systemd does
 // for pullgate-policyd.socket. If this process is not root, as in tests, its own user counts as root does.
 //
-// Only an answer for the policy files, images, trusted root and requirements of the request is returned without an
-// error. After an error no backend has answered, or nothing is known about the signatures of the image.
+// Only an answer for the policy files, images, trusted root and requirements of the request is returned.
 //
 // # Image reviews
 //
-// A [Reviewer] has the images of a container, and those that it mounts, reviewed by all backends of its namespace when
-// the container is created. It expects exactly one answer of each backend about each image. If a backend did not answer
-// pullgate-policyd, or no connection to pullgate-policyd can be made, defaultAllow in pullgated's policy file decides.
-// Every other failure denies, because an image can cause it: a connection that is lost after the question was sent, a
-// time-out of pullgate-policyd, an invalid answer, other policy files. So does what is not known of the container.
+// A [Reviewer] has the images of a container, and those that it mounts, reviewed by all backends of its namespace. It
+// expects exactly one answer of each backend about each image. If a backend did not answer pullgate-policyd, or no
+// connection to pullgate-policyd can be made, defaultAllow in pullgated's policy file decides. Every other failure
+// denies, because an image can cause it: a lost connection, a time-out, an invalid answer. So does what is not known.
 //
 // # Signatures
 //

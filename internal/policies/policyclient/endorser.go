@@ -38,8 +38,7 @@ type EndorserOptions struct {
 	// Successor is called, concurrently, if pullgate-policyd has other policy files. It reads the files again and returns
 	// the Endorser that is then in use, or nil. It returns when ctx ends. nil means that the files are not read again.
 	Successor func(ctx context.Context) *Endorser
-	// Failed is called for each verification that failed or whose result could not be written, and Outcome with the
-	// outcome of each. Both may be called concurrently, and be nil.
+	// Failed is called for each verification without a stored result, Outcome for each; both concurrently, and may be nil.
 	Failed  func(VerificationFailure)
 	Outcome func(outcome string)
 }

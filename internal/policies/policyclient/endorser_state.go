@@ -17,11 +17,9 @@ import (
 
 const (
 	deniedFor = 10 * time.Second // how long a denial answers the next pull with the same credential
-	// unavailableFor is how long expired endorsements count after a registry could not be asked. It is the time from a
-	// pull to the creation of the container, with other images and init containers in between.
+	// unavailableFor is how long expired endorsements count after an outage: from a pull to the creation of the container.
 	unavailableFor = 5 * time.Minute
-	// atOnce bounds the verifications in flight for the pods of one namespace, whose tenant can choose a slow registry.
-	// It is a quarter of what pullgate-policyd does for one registry, which others may use too.
+	// atOnce bounds the verifications in flight of a namespace: a quarter of those of pullgate-policyd for a registry.
 	atOnce   = 2
 	maxFacts = 4096 // of each memory; far more than the images of a node
 )
@@ -109,8 +107,7 @@ func (s *EndorserState) unavailable(f fact, now time.Time) bool {
 	return ok && now.Sub(at) < unavailableFor
 }
 
-// A flightKey identifies a verification. Verifications with another credential are others: what a registry answers can
-// depend on it, and a tenant must not decide for another one.
+// A flightKey has the credential, because answers can depend on it, and a tenant must not decide for another one.
 type flightKey struct {
 	pullQuestions
 	name, requirements string // joined

@@ -56,8 +56,7 @@ func limits(size, results int) []grpc.CallOption {
 	}
 }
 
-// A codec refuses an answer with too many fields before it decodes them. A field can have two bytes, and a decoded
-// result has a hundred.
+// A codec refuses an answer with too many fields before it decodes them: two bytes can become a hundred.
 type codec struct {
 	encoding.CodecV2
 

@@ -87,8 +87,7 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (require
 	return v, nil
 }
 
-// check returns why a result is not one about a requirement. A reason that is not known is not a denial, because a
-// later version may mean a failure.
+// check refuses results of other requirements and unknown reasons, by which a later version may mean a failure.
 func check(r requirement.Result, hash string) error {
 	switch {
 	case r.Requirement != hash:

@@ -9,10 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// predicateTypes are the short names of predicate types that cosign has.
-//
-//nolint:gochecknoglobals // a constant table
-var predicateTypes = map[string]string{
+var predicateTypes = map[string]string{ //nolint:gochecknoglobals // the short names of cosign, a constant table
 	"custom":           "https://cosign.sigstore.dev/attestation/v1",
 	"cyclonedx":        "https://cyclonedx.org/bom",
 	"link":             "https://in-toto.io/Link/v1",
@@ -65,8 +62,7 @@ func rewriteAttestation(m *strictyaml.Mapping) {
 	refuse("name", "names of attestations are for validate, which is not supported yet; remove it")(m)
 }
 
-// attestations returns what each attestation of a rule requires. An attestation without attestors of its own is by
-// those of the rule, which signed has unless there are none.
+// attestations returns what each one requires. Without attestors it is by those of the rule, if signed has any.
 func (c *kyvernoCompiler) attestations(below *field.Path, v *kyvernoVerification, repository string,
 	signed []requirementNode,
 ) (nodes []requirementNode) {

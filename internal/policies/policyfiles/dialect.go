@@ -195,8 +195,7 @@ func (c *checker) Pattern(at *field.Path, text string, syntax requirement.Syntax
 
 const maxIdentity = 2048
 
-// Identity returns the issuer or the subject of a certificate, from the field of that name or the one for a regular
-// expression: exactly one of the two must be present. of makes the text of a value.
+// Identity returns the issuer or the subject of a certificate: the field or its regular expression must be present.
 func (c *checker) Identity(at *field.Path, name string, value, expression *string,
 	of func(string) requirement.Text,
 ) requirement.Text {
@@ -227,7 +226,7 @@ func (c *checker) Identity(at *field.Path, name string, value, expression *strin
 	return t
 }
 
-// NoVariable reports a value that is a variable in other programs. Here it would stand for itself and match nothing.
+// NoVariable reports a variable of other programs, which would match nothing here.
 func (c *checker) NoVariable(at *field.Path, value string) {
 	if strings.Contains(value, "{{") {
 		c.Invalid(at, value, "variables are not supported; write the value itself")
@@ -266,8 +265,8 @@ const (
 	keyItself  = "write the public key itself, as cosign public-key --key prints it"
 )
 
-// Keys returns the public keys of a field in PKIX form, in DER. instead says what to write in place of a reference to a
-// key elsewhere. No error has a part of the value: it could be a private key.
+// Keys returns the public keys of a field in PKIX form, in DER. No error has a part of the value: it could be a private
+// key.
 func (c *checker) Keys(at *field.Path, text, instead string) [][]byte {
 	return c.blocks(at, text, "public keys", "-----BEGIN PUBLIC KEY-----", instead, func(b *pem.Block) ([]byte, error) {
 		var public crypto.PublicKey
@@ -316,8 +315,7 @@ func (c *checker) certificates(at *field.Path, text string, now time.Time, onlyA
 			case onlyAuthorities && !cert.IsCA:
 				return nil, fmt.Errorf("is the certificate of %s, which is not a certificate authority", cert.Subject)
 			case now.After(cert.NotAfter):
-				// Not an error: a policy file that was valid must not prevent a start later, and signatures from before
-				// still count.
+				// Not an error: a valid policy file must not prevent a start later, and signatures from before count.
 				c.Note(at, fmt.Sprintf("the certificate of %s expired at %s; signatures from after that do not count",
 					cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
 			}

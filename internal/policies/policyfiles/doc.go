@@ -3,16 +3,15 @@
 // # Layout
 //
 // A policy file is a regular file in the folder itself with the suffix .yaml, .yml or .json. It contains one document,
-// whose kind selects what reads it. Other files and folders are ignored, and reported in Set.Ignored unless their names
-// begin with a dot. A symbolic link with the name of a policy file is followed if it stays inside the folder, as in a
-// volume of a ConfigMap: links to ..data/NAME, where ..data is a link that is replaced when the content changes.
+// whose kind selects what reads it. Others are ignored, and those without a dot at the start are in Set.Ignored.
+// A symbolic link is followed if it stays inside the folder, as in a volume of a ConfigMap, whose link ..data is
+// replaced when the content changes.
 //
 // Folder and files must be owned by root, or by the user of the process, and must not be writable by others; [Paths]
 // has exceptions. There are at most 1,000 policy files of at most 1 MiB, and 16 MiB in all.
 //
-// [Read] returns a [Set] of all files, or all errors of all files. A [Watcher] reads the folder again. It returns a
-// changed content once it has been the same in two successive calls, because a file that is being written can be valid
-// without its end.
+// [Read] returns a [Set] of all files, or all errors of all files. A [Watcher] waits until a content is the same in two
+// successive calls, because a file that is being written can be valid without its end.
 //
 // # Kinds
 //

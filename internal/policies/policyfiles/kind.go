@@ -22,8 +22,7 @@ type kind struct {
 	name string
 	// versions are the values of apiVersion. A backend has no header, but the field backendKey.
 	versions []string
-	// read reads all files of the kind into a set. It accepts no file of another kind. The error joins all errors; each
-	// begins with the name of its file.
+	// read reads all files of the kind into a set, and accepts no file of another kind.
 	read func(*Set, []File) error
 }
 
@@ -178,8 +177,7 @@ func Restrictions(s *Set) *restriction.Set { return cmp.Or(s, &Set{}).restrictio
 // BackendsOf returns the image review backends of a folder; nil if it has none.
 func BackendsOf(s *Set) Backends { return cmp.Or(s, &Set{}).backends }
 
-// Unjudged returns what the PodRestrictions of a folder restrict and a source of views never carries. The labels of
-// namespaces are not in it if the set has them from a file.
+// Unjudged is Set.Unjudged of the PodRestrictions, without the labels of namespaces if the set has them.
 func Unjudged(s *Set, from restriction.Source) []restriction.PolicyField {
 	return slices.DeleteFunc(Restrictions(s).Unjudged(from), func(f restriction.PolicyField) bool {
 		return s != nil && s.NamespaceLabels != nil && f.Path == "binding.namespaceSelector"

@@ -54,8 +54,7 @@ func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository st
 	return requirement.AtLeast(count, of...)
 }
 
-// countedTwice reports an entry of a set for which a signer can count who counts for an earlier entry too: fewer
-// signers than count says could meet the set.
+// countedTwice reports a signer who can count for two entries: fewer signers than count could meet the set.
 func (c *kyvernoCompiler) countedTwice(nodes []requirementNode, count int) {
 	for i := range nodes {
 		for j := range i {

@@ -19,9 +19,8 @@ type Paths struct {
 	TrustedRoot     string // a file with certificates and keys that signatures are verified by; "" means none
 	// AnyOwner reads files regardless of who owns them and who can write to them, for tests of policies.
 	AnyOwner bool
-	// Volume accepts a folder that everyone can write to if it is a volume of a ConfigMap: a kubelet makes such a
-	// folder with mode 0777, and mounts it read-only into the container. Instead of the folder, the one that its link
-	// ..data leads to must not be writable by others.
+	// Volume accepts a folder with mode 0777 if it is a volume of a ConfigMap, which kubelets mount read-only. Instead of
+	// the folder, the one that its link ..data leads to must not be writable by others.
 	Volume bool
 }
 
@@ -44,8 +43,7 @@ func (s *Set) Len(kind string) int { return cmp.Or(s, &Set{}).number[kind] }
 // Empty reports whether a set has no policies. A nil Set has none.
 func (s *Set) Empty() bool { return s == nil || len(s.number) == 0 }
 
-// Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of
-// the file. The set is nil if Paths.Folder is "".
+// Read returns a complete set, nil if Paths.Folder is "", or an error that joins all errors of all files.
 func Read(p Paths) (*Set, error) { return new(Watcher).Load(p) }
 
 // ReadFiles is Read, and also returns the files.
@@ -93,7 +91,7 @@ type Watcher struct {
 	decoded, pending [sha256.Size]byte // what Load or Poll returned last, valid or not, and what Poll saw last
 }
 
-// Load reads paths now, as Read does. The following calls of Poll read these paths, also after an error.
+// Load reads paths now, as Read does. Poll then reads these paths, also after an error.
 func (w *Watcher) Load(p Paths) (*Set, error) {
 	*w = Watcher{paths: p}
 	if p.Folder == "" {
@@ -104,8 +102,8 @@ func (w *Watcher) Load(p Paths) (*Set, error) {
 	return c.decode(p)
 }
 
-// Poll reads the paths of the last Load. If their content differs from what Load or Poll returned last, and was the
-// same in the previous call of Poll, changed is true, and the result is that of Read.
+// Poll reads the paths of the last Load. It returns a content that differs from the one that was returned last, once it
+// was the same in two successive calls.
 func (w *Watcher) Poll() (set *Set, changed bool, err error) {
 	if w.paths.Folder == "" {
 		return nil, false, nil

@@ -32,7 +32,7 @@ const (
 	NodeWithPodSource               // CRI messages together with the Pod of the API server
 )
 
-// SourceOf returns the source of a node, with a pod source or without.
+// SourceOf returns the source of a node.
 func SourceOf(podSource bool) Source {
 	if podSource {
 		return NodeWithPodSource
@@ -194,8 +194,7 @@ func copyFields(to, from any, names string) {
 	}
 }
 
-// Same reports whether two pods of a namespace have the same values in all fields that policies of the namespace
-// restrict, so that Judge gives the same answer for both. It returns false if it is in doubt.
+// Same reports whether Judge gives the same answer for two pods of a namespace; false if it is in doubt.
 func (s *Set) Same(a, b *admission.Pod, containersOfA, containersOfB []admission.Container) bool {
 	restricted := map[string]bool{}
 	for _, p := range s.all() {

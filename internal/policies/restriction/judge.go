@@ -34,9 +34,8 @@ type Options struct {
 	Others []admission.Container
 }
 
-// inScope reports whether a field is compared at the stage. A field outside matches every policy if its value is not
-// known. A template leaves the name to its pods, which have generated ones. An image review has only the names of
-// images, so an Accept policy matches if it accepts the image in some pod.
+// inScope reports whether a field is compared at the stage. Other fields match every policy if they are not known. A
+// template has no name yet, and an image review has only the names of images.
 func (o *Options) inScope(f *Field) bool {
 	return (o.Stage != admission.StageTemplate || f.Path != pathName) &&
 		(o.Stage != admission.StageImageReview || f.Path == pathImages)
@@ -46,8 +45,7 @@ func (o *Options) inScope(f *Field) bool {
 type Decision struct {
 	Admitted   bool
 	AcceptedBy string // the first Accept policy that the pod matches; "" if there is none
-	// Violations are those of the Drop policies, ordered by policy, at most 100 of each. In an admitted pod each is of
-	// a policy that only reports.
+	// Violations are those of the Drop policies by policy, at most 100 of each; in an admitted pod, only of audits.
 	Violations []Violation
 }
 
@@ -77,10 +75,9 @@ func (v Violation) String() string {
 	return at + v.Path + ": " + what + "; allowed: " + v.Allowed
 }
 
-// Judge compares a pod with the policies that are bound to its namespace. At admission, containers are all those of the
-// pod. At the node they are the one that is created; none means the sandbox, and fields that the CRI carries with
-// containers are left to later judgements. Without Options.Others, two containers of a pod can be accepted by different
-// Accept policies there.
+// Judge compares a pod with the policies that are bound to its namespace. At admission, containers are all of the pod.
+// At the node they are the one that is created; none means the sandbox, which has no fields of containers. Without
+// Options.Others, two containers of a pod can be accepted by different Accept policies there.
 func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Options) Decision {
 	if s.Len() == 0 {
 		return Decision{Admitted: true}

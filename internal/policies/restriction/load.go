@@ -43,12 +43,10 @@ func (s *Set) Len() int { return len(s.all()) }
 
 // A Summary says what a policy is bound to and how it takes part in decisions.
 type Summary struct {
-	Name  string
-	Mode  BindingMode
-	Audit bool // The policy only reports.
-	// Everywhere says that the policy is bound to all namespaces. Otherwise it is bound to Namespaces and to those that
-	// Selector selects, in the notation of kubectl --selector.
-	Everywhere bool
+	Name       string
+	Mode       BindingMode
+	Audit      bool // The policy only reports.
+	Everywhere bool // in all namespaces; otherwise in Namespaces and in those that Selector selects
 	Namespaces []string
 	Selector   string
 }

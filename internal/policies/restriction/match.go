@@ -21,8 +21,7 @@ func nameOf(p *admission.Pod) admission.Value[string] {
 	return admission.Set(p.Name)
 }
 
-// checkGroups compares supplementalGroups and fsGroup. A source that has them in one list does not say which group is
-// which, so each must fit one of the ranges that the policy has.
+// checkGroups: a source with both in one list does not say which group is which, so each must fit one of the ranges.
 func checkGroups(j *judgement, supplemental, fs *valueRule[int64]) bool {
 	p := j.pod
 	groups, together := p.Groups.Effective()
@@ -127,7 +126,6 @@ func stateOf(v admission.Value[[]string]) admission.State {
 	return v.State()
 }
 
-// option returns the value of an SELinux option, where "" is nil.
 func option(s string, known bool) admission.Value[string] {
 	switch {
 	case !known:
@@ -170,7 +168,6 @@ func registryOf(host string) string {
 	return host
 }
 
-// A volumeRule is a compiled volumeRestriction. Its checks are about a volume and about a mount of one.
 type volumeRule struct {
 	leaf
 	CollectionRestriction
@@ -178,7 +175,6 @@ type volumeRule struct {
 	volume, mount *check
 }
 
-// checkVolumes compares the volumes of a pod, mounted or not, and their number.
 func (r *podRule) checkVolumes(j *judgement, v admission.Value[[]admission.Volume]) bool {
 	if len(r.volumes) == 0 {
 		return true

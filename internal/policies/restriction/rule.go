@@ -11,9 +11,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// A check compares one value of a view, or all of them, and reports whether it matches. Policies of the same mode with
-// the same restriction at the same path share a check. Its answer depends on nothing else but the view, so a judgement
-// compares each view once. A nil check matches every view.
+// A check compares values of a view. Policies of one mode with the same restriction at the same path share a check. Its
+// answer depends on the view alone, so a judgement compares each view once. A nil check matches every view.
 type check struct {
 	field   *Field
 	compare func(*judgement) bool
@@ -81,7 +80,7 @@ func (l *leaf) checkNil(j *judgement, s admission.State) bool {
 	return j.unknown(l)
 }
 
-// decide returns whether a field matches, if that does not depend on its value. known reports whether there is a value.
+// decide returns whether a field matches, if that does not depend on its value.
 func (l *leaf) decide(j *judgement, s admission.State, known bool) (matches, decided bool) {
 	switch {
 	case !l.checkNil(j, s):

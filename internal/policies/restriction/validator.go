@@ -16,8 +16,7 @@ type Validator struct {
 	admit []admission.Finding
 }
 
-// NewValidator returns a validator. node says how views of StageSandbox and StageContainer are made; those of reviews
-// are complete pods of the API server.
+// NewValidator returns a validator. node is for StageSandbox and StageContainer; the pods of reviews are complete.
 func NewValidator(set *Set, node Options) *Validator {
 	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
 }
