@@ -86,7 +86,7 @@ func (p *policies) fields() []string {
 		return nil
 	}
 	used := policyfiles.Restrictions(p.set).Restricted()
-	if policyfiles.BackendsOf(p.set).Len() > 0 {
+	if len(policyfiles.BackendsOf(p.set)) > 0 {
 		used = append(used, reviewedFields()...)
 	}
 	return used
@@ -226,7 +226,7 @@ func (p *policies) rules() admission.Rules {
 			Validator: restriction.NewValidator(policyfiles.Restrictions(p.set), options),
 		})
 	}
-	if policyfiles.BackendsOf(p.set).Len() > 0 {
+	if len(policyfiles.BackendsOf(p.set)) > 0 {
 		r.Validators = append(r.Validators, admission.Named{Name: admission.ReviewValidator, Validator: p.review})
 	}
 	if e := p.signatures.Load().endorser; e != nil {

@@ -143,7 +143,7 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 	for _, w := range policyfiles.BackendsOf(set).Warnings() {
 		add(caution("admission.policies", errors.New(w)))
 	}
-	if policyfiles.BackendsOf(set).Len() > 0 {
+	if len(policyfiles.BackendsOf(set)) > 0 {
 		if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil {
 			add(caution("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens "+
 				"there, images are admitted or denied by defaultAllow", err)))

@@ -28,9 +28,10 @@ type Named struct {
 
 // A Chain asks validators. A nil Chain admits everything and remembers nothing. Its methods may be called concurrently.
 type Chain struct {
-	onPanic  func(validator string, value any, stack []byte)
-	rules    atomic.Pointer[Rules]
-	admitted admitted
+	onPanic func(validator string, value any, stack []byte)
+	rules   atomic.Pointer[Rules]
+	mu      sync.RWMutex
+	started map[string][]container // by pod UID; the latest container is the last one
 }
 
 // none are the rules of a nil chain.
@@ -38,7 +39,7 @@ var none Rules //nolint:gochecknoglobals // never modified
 
 // New returns a chain. onPanic, or nil, is called, concurrently, when a validator panics.
 func New(r Rules, onPanic func(validator string, value any, stack []byte)) *Chain {
-	c := &Chain{onPanic: onPanic}
+	c := &Chain{onPanic: onPanic, started: map[string][]container{}}
 	c.Set(r)
 	return c
 }
@@ -57,29 +58,29 @@ func (c *Chain) current() *Rules {
 // MarkAdmitted notes that a pod has started a container from an image, so that its restart, and a new sandbox for the
 // pod, are admitted. It does nothing if one of the three is "". What exceeds the limits is judged again.
 func (c *Chain) MarkAdmitted(podUID, name, imageID string) {
-	if c != nil && podUID != "" && name != "" && imageID != "" {
-		c.admitted.note(podUID, container{name, imageID})
+	if name != "" {
+		c.note(podUID, container{name, imageID})
 	}
 }
 
 // MarkMounted notes that a pod has started a container that mounts an image. The restart of a container is admitted
 // only if all images that it mounts were noted: the tag of a volume can move while the pod runs.
 func (c *Chain) MarkMounted(podUID, imageID string) {
-	if c != nil && podUID != "" && imageID != "" {
-		c.admitted.note(podUID, container{imageID: imageID})
-	}
+	c.note(podUID, container{imageID: imageID})
 }
 
 // HasStarted reports whether a pod has started a container with an image, and its restart is not judged again.
 func (c *Chain) HasStarted(podUID, imageID string) bool {
 	return c != nil && !c.rules.Load().RecheckRestarts && podUID != "" && imageID != "" &&
-		c.admitted.has(podUID, func(started container) bool { return started.imageID == imageID })
+		c.hasStarted(podUID, func(started container) bool { return started.imageID == imageID })
 }
 
 // ForgetPod removes what MarkAdmitted and MarkMounted noted about a pod.
 func (c *Chain) ForgetPod(podUID string) {
 	if c != nil {
-		c.admitted.forget(podUID)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.started, podUID)
 	}
 }
 
@@ -191,13 +192,13 @@ func (c *Chain) startedBefore(s *Subject) bool {
 			return false
 		}
 		for _, mounted := range s.Mounted {
-			if mounted.ID == "" || !c.admitted.has(s.Pod.UID, container{imageID: mounted.ID}.equal) {
+			if mounted.ID == "" || !c.hasStarted(s.Pod.UID, container{imageID: mounted.ID}.equal) {
 				return false
 			}
 		}
-		return c.admitted.has(s.Pod.UID, container{s.Container.Name, s.Image.ID}.equal)
+		return c.hasStarted(s.Pod.UID, container{s.Container.Name, s.Image.ID}.equal)
 	case StageSandbox:
-		return c.admitted.has(s.Pod.UID, func(container) bool { return true })
+		return c.hasStarted(s.Pod.UID, func(container) bool { return true })
 	case StageAdmission, StageTemplate, StageImageReview:
 	}
 	return false
@@ -258,48 +259,35 @@ func failed(name string, auditOnly bool) Finding {
 	}
 }
 
-// Limits of admitted. A kubelet runs some hundreds of pods, and a pod's image can be changed while it runs.
+// Limits of the containers that are noted. A kubelet runs some hundreds of pods, and images of a pod can be changed.
 const (
 	maxPods       = 4096
 	maxContainers = 256 // per pod
 )
-
-type admitted struct {
-	mu sync.RWMutex
-	of map[string][]container // by pod UID; the latest container is the last one
-}
 
 type container struct{ name, imageID string }
 
 func (c container) equal(o container) bool { return c == o }
 
 // note notes a container. Above the limits, a pod loses its first container, and a further pod is not noted.
-func (a *admitted) note(podUID string, c container) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	list, known := a.of[podUID]
-	if slices.Contains(list, c) {
+func (c *Chain) note(podUID string, started container) {
+	if c == nil || podUID == "" || started.imageID == "" {
 		return
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list, known := c.started[podUID]
 	switch {
-	case !known && len(a.of) == maxPods:
+	case slices.Contains(list, started), !known && len(c.started) == maxPods:
 		return
 	case len(list) == maxContainers:
 		list = slices.Delete(list, 0, 1)
-	case a.of == nil:
-		a.of = map[string][]container{}
 	}
-	a.of[podUID] = append(list, c)
+	c.started[podUID] = append(list, started)
 }
 
-func (a *admitted) has(podUID string, matches func(container) bool) bool {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return slices.ContainsFunc(a.of[podUID], matches)
-}
-
-func (a *admitted) forget(podUID string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.of, podUID)
+func (c *Chain) hasStarted(podUID string, matches func(container) bool) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return slices.ContainsFunc(c.started[podUID], matches)
 }

@@ -5,8 +5,8 @@
 // outweighs Admit. A finding with the mark Audit is reported and counts for nothing. A validator that panics or returns
 // no finding denies.
 //
-// The validators are not asked about exempt pods, a container that its pod has started before from the same image, and a
-// new sandbox for such a pod: new policies stop no workload that runs, also after a reboot.
+// The validators are not asked about exempt pods, a container that its pod has started before from the same image, or
+// a new sandbox for such a pod: new policies stop no workload that runs, also after a reboot.
 //
 // # Views of pods
 //

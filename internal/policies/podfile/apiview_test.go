@@ -151,7 +151,7 @@ containers:
 // Labels and annotations that a kubelet writes are not the tenant's, and a mirror pod is a copy of a static one.
 func TestWhatTheKubeletWrites(t *testing.T) {
 	p, _ := podfile.ViewOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Labels:      map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
+		Labels: map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
 		Annotations: map[string]string{
 			"note": "x", "kubernetes.io/config.mirror": "1", "kubernetes.io/config.source": "file",
 		},

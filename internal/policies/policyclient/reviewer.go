@@ -61,16 +61,14 @@ func (v *Reviewer) judge(ctx context.Context, s *admission.Subject, again bool) 
 	case len(q.backends) == 0, s.AssumeUnknown && (s.Offline || favorable):
 		return admitted
 	case s.Offline:
-		return q.notAsked(admission.NotAsked, func(*policyfiles.Backend) (string, bool) { return "", true })
+		return q.notAsked(admission.NotAsked, "")
 	}
-	if unknown := q.notAsked(admission.FieldUnknown, q.unknown); len(unknown) > 0 && !s.AssumeUnknown {
+	if unknown := q.notAsked(admission.FieldUnknown, unknownText); len(unknown) > 0 && !s.AssumeUnknown {
 		return unknown
 	}
 	if q.tooLarge() {
-		return q.notAsked(admission.ReviewUnavailable, func(*policyfiles.Backend) (string, bool) {
-			return fmt.Sprintf(": the container has more than %d images, or their names and the annotations for "+
-				"backends have more than %d KiB; denied", maxImages, maxRequest>>10), true
-		})
+		return q.notAsked(admission.ReviewUnavailable, fmt.Sprintf(": the container has more than %d images, or their names "+
+			"and the annotations for backends have more than %d KiB; denied", maxImages, maxRequest>>10))
 	}
 	begun := time.Now()
 	q.results, q.err = v.options.Client.Review(ctx, q.ReviewRequest)
@@ -150,23 +148,20 @@ func (q *review) addMounts(mounts admission.Value[[]admission.Mount]) {
 	}
 }
 
-// unknown reports what a backend needs and is not known of the container.
-func (q *review) unknown(b *policyfiles.Backend) (string, bool) {
+const unknownText = ", because this is not known of the container: "
+
+// unknown returns what a backend needs and is not known of the container.
+func (q *review) unknown(b *policyfiles.Backend) string {
+	known := []bool{q.Namespace != "", q.annotationsKnown, len(q.Images) > 0, q.mountsKnown || !b.IncludeImageVolumes}
 	var names []string
-	for _, f := range []struct {
-		name  string
-		known bool
-	}{
-		{"its namespace", q.Namespace != ""},
-		{"the annotations of its pod", q.annotationsKnown},
-		{"the name of its image", len(q.Images) > 0},
-		{"the names of the images that it mounts", q.mountsKnown || !b.IncludeImageVolumes},
+	for i, name := range []string{
+		"its namespace", "the annotations of its pod", "the name of its image", "the names of the images that it mounts",
 	} {
-		if !f.known {
-			names = append(names, f.name)
+		if !known[i] {
+			names = append(names, name)
 		}
 	}
-	return ", because this is not known of the container: " + strings.Join(names, ", "), len(names) > 0
+	return strings.Join(names, ", ")
 }
 
 func (q *review) images(b *policyfiles.Backend) []string {
@@ -187,16 +182,18 @@ func (q *review) tooLarge() bool {
 	return len(q.VolumeImages)+1 > maxImages || size > maxRequest
 }
 
-func (q *review) notAsked(reason admission.Reason,
-	why func(*policyfiles.Backend) (text string, denies bool),
-) (all []admission.Finding) {
+// notAsked returns findings for all backends or, with FieldUnknown, for those that need what is unknown.
+func (q *review) notAsked(reason admission.Reason, why string) (all []admission.Finding) {
 	for _, b := range q.backends {
-		if text, denies := why(&b); denies {
-			all = append(all, admission.Finding{
-				Answer: admission.Deny, Policy: b.Name, Reason: reason,
-				Message: "the image review backend " + b.Name + " was not asked" + text,
-			})
+		message := "the image review backend " + b.Name + " was not asked" + why
+		if reason == admission.FieldUnknown {
+			unknown := q.unknown(&b)
+			if unknown == "" {
+				continue
+			}
+			message += unknown
 		}
+		all = append(all, admission.Finding{Answer: admission.Deny, Policy: b.Name, Reason: reason, Message: message})
 	}
 	return all
 }

@@ -39,9 +39,6 @@ type Backend struct {
 // Backends are the backends of all files, by name, all of which must allow an image. The caller must not modify them.
 type Backends []Backend
 
-// Len returns the number of backends.
-func (s Backends) Len() int { return len(s) }
-
 // Warnings returns a sentence about each file that is valid and probably does not say what its author means.
 func (s Backends) Warnings() (all []string) {
 	for _, b := range s {

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"time"
 
@@ -59,11 +58,9 @@ func Kinds() (names []string) {
 }
 
 func kindOf(data []byte) (string, error) {
-	h, ok := scanHeader(data)
-	if !ok {
-		if err := yaml.Unmarshal(data, &h); err != nil {
-			return "", err
-		}
+	var h struct{ APIVersion, Kind string }
+	if err := yaml.Unmarshal(data, &h); err != nil {
+		return "", err
 	}
 	if h.Kind == "" {
 		var fields map[string]any
@@ -96,27 +93,6 @@ func kindOf(data []byte) (string, error) {
 	}
 	return "", fmt.Errorf("%w, or the field %s instead of kind",
 		field.NotSupported(field.NewPath("kind"), h.Kind, names), backendKey)
-}
-
-type header struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-}
-
-// usual is a line of a header as it is usually written.
-var usual = regexp.MustCompile(`(?m)^(apiVersion|kind):[ \t]+["']?([A-Za-z0-9./-]+)["']?[ \t]*(#.*)?\r?$`)
-
-// scanHeader finds the header in a document that is written as usual; ok is false in all others. Decoding YAML takes as
-// long as all other steps together, so it is not done twice. An error here admits no pod: kind.read checks the header.
-func scanHeader(data []byte) (h header, ok bool) {
-	for _, m := range usual.FindAllSubmatch(data, 2) {
-		if string(m[1]) == "kind" {
-			h.Kind = string(m[2])
-		} else {
-			h.APIVersion = string(m[2])
-		}
-	}
-	return h, h.Kind != "" && h.APIVersion != ""
 }
 
 // Requirements returns the rules of a folder about signatures; a set without rules if it has none.
