@@ -86,7 +86,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			}
 			if p.source != nil {
 				s.PodSource = &adminv1.PodSourceStatus{
-					Node: p.source.NodeName(), Synced: p.source.Synced(), Pods: int64(p.source.Len()),
+					Node: p.source.NodeName(), Synced: p.source.Synced(), Pods: int64(len(p.source.Pods())),
 				}
 			}
 			limited, cancel := context.WithTimeout(ctx, versionLimit)

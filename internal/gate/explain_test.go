@@ -1,7 +1,6 @@
 package gate_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,20 +14,6 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
-
-// oneContainer is a pod source with one pod.
-type oneContainer struct {
-	uid       string
-	pod       admission.Pod
-	container admission.Container
-}
-
-func (o oneContainer) View(_ context.Context, uid string) (admission.Pod, []admission.Container, bool) {
-	if uid != o.uid {
-		return admission.Pod{}, nil, false
-	}
-	return o.pod, []admission.Container{o.container}, true
-}
 
 // answer describes an explanation by its answer and by the reasons of its findings.
 func answer(e admission.Explanation) string {
@@ -124,7 +109,7 @@ func TestExplainPolicies(t *testing.T) {
 				Name: admission.RestrictionValidator, Validator: restriction.NewValidator(setOf(t,
 					strings.Split(tc.policies, "\n")...), restriction.Options{From: restriction.NodeWithPodSource}),
 			}}})
-			a.Views = oneContainer{"uid", tc.pod, tc.container}
+			a.Views = apiViews{"uid": {tc.pod, tc.container}}
 			p := newProxyWithPolicies(t, exact(), a)
 			explain := func(uid string) []admission.Explanation {
 				who := tracker.Pod{UID: uid, Namespace: "team", Name: "new"}
@@ -188,7 +173,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	x := p.Pod("team")
 	p.run(x, privileged())
 	a.Chain.Set(rulesOf(t, noHostNetwork, notPrivileged))
-	a.Views = apiViews{x.UID: {HostNetwork: admission.Set(true)}}
+	a.Views = apiViews{x.UID: withInit(admission.Pod{HostNetwork: admission.Set(true)})}
 	running, fresh := tracker.Pod{UID: x.UID, Namespace: "team", Name: x.UID},
 		tracker.Pod{UID: "fresh", Namespace: "team", Name: "fresh"}
 	ask := func(who tracker.Pod, container string) (all []string) {

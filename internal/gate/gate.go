@@ -6,8 +6,7 @@
 //
 // [Gate.Handlers] is the table of these calls. For a pod that has to prove access, ImageStatus is answered as if the
 // image were absent, so that the kubelet pulls it with the pod's credentials. A PullImage is recorded, or answered
-// without the registry. A container on an image that its pod may not use is denied. The gate also reads the calls that
-// create and remove pods, and keeps the tracker in sync with the runtime.
+// without the registry. A container on an image that its pod may not use is denied.
 package gate
 
 import (

@@ -297,6 +297,14 @@ func (p *proxy) wantPull(x *criproxytest.Pod, name, password, want, what string,
 	}
 }
 
+// wantNoPull reports a pull that succeeds.
+func (p *proxy) wantNoPull(x *criproxytest.Pod, name, password, what string) {
+	p.t.Helper()
+	if id, err := p.Pull(p.t.Context(), x, name, password); err == nil {
+		p.t.Errorf("%s = %q; want it denied", what, id)
+	}
+}
+
 // wantCounts reports other metrics.
 func (p *proxy) wantCounts(want map[string]int) {
 	p.t.Helper()

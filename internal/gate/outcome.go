@@ -66,10 +66,8 @@ var (
 		`connection reset by peer|: EOF$|unexpected EOF|failed to fetch (oauth|anonymous) token`)
 )
 
-// outcomeOf returns the outcome of a pull from the error of the runtime.
-//
-// Only an error of the runtime itself may be definite. The codes that gRPC returns when the connection to the runtime
-// breaks, or when the client disconnects, are not: the runtime may complete such a pull.
+// outcomeOf returns the outcome of a pull from the error of the runtime. The codes that gRPC returns when the connection
+// to the runtime breaks, or when the client disconnects, are not definite: the runtime may complete such a pull.
 func outcomeOf(err error) outcome {
 	if err == nil {
 		return pullVerified
@@ -168,12 +166,9 @@ var (
 )
 
 // ofCRIO returns the outcome of a pull by CRI-O. ok is false for an error that may not be from CRI-O. With any other
-// outcome than pullError the pull ended before anything was fetched.
-//
-// CRI-O asks the mirrors of a registry first and the registry last, with the credential of the pull. Only the answer of
-// the last source counts: a mirror that is down does not hide a denial, and a denial of a mirror does not show that the
-// registry is up. If a text of a registry makes it uncertain which part belongs to which source, the outcome is
-// pullError.
+// outcome than pullError the pull ended before anything was fetched. CRI-O asks the mirrors of a registry first and the
+// registry last. Only the answer of the last source counts: a mirror that is down does not hide a denial, and a denial
+// of a mirror does not show that the registry is up.
 func ofCRIO(text string) (out outcome, ok bool) {
 	begin := crioText.FindString(text)
 	if begin == "" {

@@ -154,16 +154,9 @@ func TestReviewsWithoutANameOfTheImage(t *testing.T) {
 	config.Image.UserSpecifiedImage = ""
 	_, err := p.create(x, config)
 	wantDenied(t, "without a name", err, admission.FieldUnknown, "backend scanner was not asked", "the name of its image")
-	a.Views = mainOf{anyImage}
+	a.Views = apiViews{"": {container: admission.Container{Name: "main", Image: admission.Set(anyImage)}}}
 	p.gate.SetAdmission(a)
 	denies(t, "with the name of the API server", admission.FieldUnknown)(p.create(x, config))
-}
-
-// mainOf is a pod source in which the container main of every pod has an image.
-type mainOf struct{ image string }
-
-func (m mainOf) View(context.Context, string) (admission.Pod, []admission.Container, bool) {
-	return admission.Pod{}, []admission.Container{{Name: "main", Image: admission.Set(m.image)}}, true
 }
 
 // Each start without an answer is marked, also a repeated one.
@@ -293,7 +286,10 @@ func asked(p *policyd) []policyclient.ReviewRequest {
 func TestExplainAsksOnlyIfItMay(t *testing.T) {
 	d := &policyd{denied: []string{anyImage}}
 	a := chainOf(reviewed(t, d, failClosed))
-	a.Views = source{}
+	a.Views = apiViews{"": { // everything that a review needs
+		admission.Pod{ReviewAnnotations: admission.Set(map[string]string(nil))},
+		admission.Container{Name: "main", Image: admission.Set(anyImage), Mounts: admission.Set([]admission.Mount{})},
+	}}
 	p := newProxyWithPolicies(t, exact(), a)
 	x := p.Pod("team")
 	who := tracker.Pod{UID: x.UID, Namespace: "team", Name: "web"}
@@ -310,13 +306,4 @@ func TestExplainAsksOnlyIfItMay(t *testing.T) {
 	if n := p.counts.get()["admission CreateContainer Deny"]; n != 0 {
 		t.Errorf("%d counted; want an explanation without effect", n)
 	}
-}
-
-// source is a pod source that has everything that a review needs.
-type source struct{}
-
-func (source) View(context.Context, string) (admission.Pod, []admission.Container, bool) {
-	return admission.Pod{ReviewAnnotations: admission.Set(map[string]string(nil))},
-		[]admission.Container{{Name: "main", Image: admission.Set(anyImage), Mounts: admission.Set([]admission.Mount{})}},
-		true
 }

@@ -434,9 +434,7 @@ func TestExemptPodsAreNotVerified(t *testing.T) {
 }
 
 func TestImagePullPolicyNever(t *testing.T) {
-	src := &fakeSource{pods: map[string]sourcePod{}}
-	c := exact()
-	c.PodSource = src
+	src, c := sourced(exact())
 	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
 	s.runtime.SetImages(img(id2, anyImage))
 	x := s.Pod("team")
@@ -531,9 +529,7 @@ func TestPrechecksOfUnknownPods(t *testing.T) {
 
 // With Always, a kubelet of 1.32 and later sends no pre-check that could be hidden.
 func TestANewContainerWithAlwaysIsVerified(t *testing.T) {
-	src := &fakeSource{pods: map[string]sourcePod{}}
-	c := exact()
-	c.PodSource = src
+	src, c := sourced(exact())
 	s := newSigning(t, c)
 	x := s.Pod("team")
 	src.pods[x.UID] = sourcePod{policies: []string{tracker.PullAlways}}
@@ -653,9 +649,7 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	s.runtime.SetImages(img(id2, anyImage))
 	s.sign(id2, "*")
 	x := s.Pod("team")
-	if _, err := s.Pull(t.Context(), x, app, "good"); err == nil {
-		t.Fatal("an unsigned image is pulled")
-	}
+	s.wantNoPull(x, app, "good", "a pull of an unsigned image")
 	s.wantRun(x, "main", anyImage, "", "container")
 	// The runtime resolves the ID that was judged to another image.
 	s.beforeAnswer("ImageStatus", func() {

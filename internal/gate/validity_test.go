@@ -73,6 +73,7 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 	before, without := gate.Config{OutageFallback: true, AlwaysPrecheck: gate.AlwaysSent},
 		gate.Config{AlwaysPrecheck: gate.AlwaysSent}
 	exactly := gate.Config{AlwaysPrecheck: gate.AlwaysSkipped}
+	ifNotPresent := []string{"IfNotPresent"}
 	for _, tc := range []struct {
 		name     string
 		gate     gate.Config
@@ -83,26 +84,20 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		asked    int  // requests to the registry, by the pull that follows a hidden pre-check
 		runs     bool
 	}{
-		{"IfNotPresent, valid", exact(), []string{"IfNotPresent"}, young, away, true, 0, true},
-		{"IfNotPresent, expired", exact(), []string{"IfNotPresent"}, graced, "", false, 1, true},
-		{"IfNotPresent, expired, away", exact(), []string{"IfNotPresent"}, graced, away, false, 1, true},
-		{"IfNotPresent, expired, its mirror away", exact(), []string{"IfNotPresent"}, graced, mirror, false, 1, false},
-		{"IfNotPresent, valid, its mirror away", exact(), []string{"IfNotPresent"}, young, mirror, true, 0, true},
-		{
-			"IfNotPresent, expired, denied, its mirror away, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDenied,
-			false, 1, false,
-		},
-		{
-			"IfNotPresent, expired, away, its mirror denied, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDown, false,
-			1, true,
-		},
+		{"IfNotPresent, valid", exact(), ifNotPresent, young, away, true, 0, true},
+		{"IfNotPresent, expired", exact(), ifNotPresent, graced, "", false, 1, true},
+		{"IfNotPresent, expired, away", exact(), ifNotPresent, graced, away, false, 1, true},
+		{"IfNotPresent, expired, its mirror away", exact(), ifNotPresent, graced, mirror, false, 1, false},
+		{"IfNotPresent, valid, its mirror away", exact(), ifNotPresent, young, mirror, true, 0, true},
+		{"CRI-O, expired, denied, its mirror away", exact(), ifNotPresent, graced, crioDenied, false, 1, false},
+		{"CRI-O, expired, away, its mirror denied", exact(), ifNotPresent, graced, crioDown, false, 1, true},
 		{"not known, old kubelet, expired, denied, its mirror away, CRI-O", before, nil, graced, crioDenied, false, 1, false},
-		{"IfNotPresent, expired, busy", exact(), []string{"IfNotPresent"}, graced, busy, false, 1, true},
-		{"IfNotPresent, expired, denied", exact(), []string{"IfNotPresent"}, graced, denied, false, 1, false},
-		{"IfNotPresent, expired, an answer that is none", exact(), []string{"IfNotPresent"}, graced, broken, false, 1, false},
-		{"IfNotPresent, beyond the grace", exact(), []string{"IfNotPresent"}, old, "", false, 1, true},
-		{"IfNotPresent, beyond the grace, away", exact(), []string{"IfNotPresent"}, old, away, false, 1, false},
-		{"IfNotPresent, expired, away, no fallback", exactly, []string{"IfNotPresent"}, graced, away, false, 1, true},
+		{"IfNotPresent, expired, busy", exact(), ifNotPresent, graced, busy, false, 1, true},
+		{"IfNotPresent, expired, denied", exact(), ifNotPresent, graced, denied, false, 1, false},
+		{"IfNotPresent, expired, an answer that is none", exact(), ifNotPresent, graced, broken, false, 1, false},
+		{"IfNotPresent, beyond the grace", exact(), ifNotPresent, old, "", false, 1, true},
+		{"IfNotPresent, beyond the grace, away", exact(), ifNotPresent, old, away, false, 1, false},
+		{"IfNotPresent, expired, away, no fallback", exactly, ifNotPresent, graced, away, false, 1, true},
 		{"Never, valid", exact(), []string{"Never"}, young, away, true, 0, true},
 		{"Never, in its grace", exact(), []string{"Never"}, graced, "", true, 0, true},
 		{"Never, beyond the grace", exact(), []string{"Never"}, old, "", false, 0, false},

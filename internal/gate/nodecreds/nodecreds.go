@@ -1,8 +1,7 @@
 // Package nodecreds implements the set of credentials that the node itself offers to every pod, from docker
 // configuration files and from reported answers of credential provider plugins. A pull with one of them proves nothing
-// about the pod, and opens the image to all pods of the node. The package reads each file as a whole every few seconds,
-// which detects every kind of change on every file system. A file that is absent, truncated or malformed offers
-// nothing. Credentials are stored as IDs.
+// about the pod, and opens the image to all pods of the node. Each file is read as a whole every few seconds, which
+// detects every kind of change on every file system. Credentials are stored as IDs.
 package nodecreds
 
 import (

@@ -195,16 +195,12 @@ func reasonOf(err error) Reason {
 	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err),
 		errors.Is(err, errSlow), errors.Is(err, context.DeadlineExceeded):
 		return Timeout
+	case errors.As(err, &status) && status.Status().Code >= 500:
+		return Server
 	case errors.As(err, &status):
-		if status.Status().Code >= 500 {
-			return Server
-		}
 		return Other
-	case errors.As(err, &network):
-		if network.Timeout() {
-			return Timeout
-		}
-		return Unreachable
+	case errors.As(err, &network) && network.Timeout():
+		return Timeout
 	default:
 		return Unreachable // the connection ended, or no answer could be read from it
 	}

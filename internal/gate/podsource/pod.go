@@ -71,8 +71,7 @@ func (p *Pod) Uses(image imageref.Ref) (uses []Use) {
 
 // Credentials returns the credentials of the pod's pull secrets for an image, each once, in the order in which a
 // kubelet would send them, and at most one more than credential.MaxOffers. It waits at most two seconds for a Secret
-// that has to be read. ErrNotKnown means that the list is incomplete. An empty list without an error means that the
-// Secrets have none for the image; the node may have its own.
+// that has to be read. ErrNotKnown means that the list is incomplete.
 func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
 	if p == nil || !image.Parsed() {
 		return nil, ErrNotKnown

@@ -1,10 +1,7 @@
 // Package podsource implements the pod source: the pods of one node according to the API server, and the credentials in
-// their pull secrets.
-//
-// A [Source] needs only the permissions that the Node authorizer gives the kubelet's own identity: it watches the pods
-// with the field selector spec.nodeName, and gets single Secrets that they name. Admission copies the pull secrets of
-// service accounts into pods. A Secret is read when a pod arrives, and again when it is needed and its content is ten
-// seconds old. That is safe: the pod had these credentials, and a pull always uses those of the kubelet.
+// their pull secrets. It needs only the permissions of the kubelet's own identity: it watches the pods of the node, and
+// gets single Secrets that they name, when a pod arrives, and again when the content is needed and ten seconds old. That
+// is safe: the pod had these credentials, and a pull always uses those of the kubelet.
 //
 // The source keeps the IDs and patterns of credentials; of a pod the images, pull policies, names of Secrets, and a
 // hash of its annotations. All of it is bounded, whatever a tenant writes. Missing knowledge is never reported as
@@ -41,8 +38,7 @@ type Options struct {
 	dial dialFunc // the network of a test; nil means the network of the machine
 }
 
-// A Source provides the pods of one node and the credentials of their pull secrets. Its methods may be called
-// concurrently, before, during and after Run.
+// A Source is a pod source. Its methods may be called concurrently, before, during and after Run.
 type Source struct {
 	options Options
 	node    atomic.Pointer[string]
@@ -244,13 +240,6 @@ func (s *Source) Secrets(ctx context.Context, uid string, image imageref.Ref) (f
 	return found, err == nil
 }
 
-// Len returns how many pods are known.
-func (s *Source) Len() int {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return len(s.byKey)
-}
-
 // Await returns the pod with a UID. It waits at most a second for it: a kubelet may receive a pod earlier.
 func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	if s.ended.Load() {
@@ -273,16 +262,13 @@ func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	}
 }
 
-// Candidates returns the UIDs, sorted, of the pods that may have sent a pre-check with an unknown config.seen, for
-// example after a restart of the kubelet: they use the image, and have the annotations, except those that the kubelet
-// itself writes. A pod that changed less than a minute ago, or was first listed so recently, is among them, because the
-// kubelet may still have its previous state. A mirror pod, which a kubelet does not run, is not.
+// Candidates returns the UIDs, sorted, of the pods that may have sent a pre-check with an unknown config.seen: they use
+// the image, and have the annotations, except those that the kubelet itself writes. A pod that changed, or was first
+// listed, less than a minute ago is among them: the kubelet may still have its previous state. ok is false while the
+// source is not synced.
 //
 // Equal annotations do not prove identity: a tenant can give its pod those of another one. So an image must be allowed
 // to each of these pods with a sandbox, and the exact pod be judged again when its container is created.
-//
-// ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no
-// pods, the watch has not reported the pod yet.
 func (s *Source) Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool) {
 	if !image.Parsed() || !s.Synced() {
 		return nil, false

@@ -372,8 +372,8 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 		if _, ok := w.source.ByUID("u1"); ok {
 			t.Error("the pod that was replaced is known")
 		}
-		if p := w.source.Find("", "team-a", "web"); len(p) != 1 || p[0].UID != "u2" || w.source.Len() != 1 {
-			t.Errorf("Find = %v of %d pods; want the one that replaced it, alone", p, w.source.Len())
+		if p := w.source.Find("", "team-a", "web"); len(p) != 1 || p[0].UID != "u2" || len(w.source.Pods()) != 1 {
+			t.Errorf("Find = %v of %d pods; want the one that replaced it, alone", p, len(w.source.Pods()))
 		}
 		if p := w.source.Find("", "team-b", "web"); len(p) > 0 {
 			t.Errorf("Find of another namespace = %v; want none", p)

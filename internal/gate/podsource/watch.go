@@ -79,8 +79,6 @@ type podsOf struct {
 // IsWatchListSemanticsUnSupported prevents a streamed first list, which an API server before 1.27 would never end.
 func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
 
-// ListWithContext lists the pods.
-//
 //nolint:ireturn // what client-go wants
 func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
@@ -92,8 +90,6 @@ func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (run
 	return list, err
 }
 
-// WatchWithContext watches the pods, which have been listed.
-//
 //nolint:ireturn // what client-go wants
 func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	bounded, cancel := context.WithCancelCause(ctx)
