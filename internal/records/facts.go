@@ -144,13 +144,7 @@ type Facts struct {
 	Arriving bool
 }
 
-// Untracked reports whether the store has no record, intent or mark for the pair.
-func (f *Facts) Untracked() bool { return f.Record == nil && f.Mark == nil && len(f.Intents) == 0 }
-
 // ProveAccess reports whether the record holds any proof of access. A lost pull or a revocation leaves one without.
 func (f *Facts) ProveAccess() bool {
 	return f.Record != nil && (f.Record.Open || len(f.Record.Proofs) > 0)
 }
-
-// MayBeMarked reports whether a scan may mark the pair: it and all other repositories of the image are untracked.
-func (f *Facts) MayBeMarked() bool { return f.Untracked() && !f.OtherRecords && !f.OtherMarks }

@@ -19,8 +19,8 @@ type Scan struct {
 }
 
 // MarkPreloaded marks the pairs of the scan that are due, and returns them. A pair is due if the store is trusted and
-// has nothing that prevents it ([Facts.MayBeMarked]), no pull with an intent may have brought the image under any of
-// its names, and the list of every [Creation] has the pair. Pairs contains every pair of an image, or none.
+// has nothing about it or other repositories of the image, no pull with an intent may have brought the image under any
+// of its names, and the list of every [Creation] has the pair. Pairs contains every pair of an image, or none.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.Mark, func(t *tx) []Pair {
 		if t.meta.distrust != nil {
@@ -61,9 +61,7 @@ func (t *facts) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair
 		if images[p.ImageID] || t.known(p) || !listedByAll(t.creations, p) {
 			continue
 		}
-		f := t.lookup(p)
-		f.Intents = nil // of pulls that did not bring the image
-		if f.MayBeMarked() {
+		if f := t.lookup(p); !f.OtherRecords && !f.OtherMarks {
 			found = append(found, p)
 		}
 	}
@@ -77,9 +75,6 @@ func (t *tx) mark(pairs []Pair, origin string, now time.Time) {
 }
 
 func (t *facts) marksOf(repository string) (pairs []Pair) {
-	if t.marked[repository] == 0 {
-		return nil
-	}
 	for id, i := range t.images {
 		if e := i.entry(repository); e != nil && e.mark != nil {
 			pairs = append(pairs, Pair{ImageID: id, Repository: repository})

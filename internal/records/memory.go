@@ -21,8 +21,7 @@ type facts struct {
 	intents   map[string][]Intent // by repository, ordered by ID
 	creations []Creation          // ordered by ID
 	meta      meta
-	endorsed  int            // the number of endorsements
-	marked    map[string]int // the number of marks by repository
+	endorsed  int // the number of endorsements
 
 	lastIntent, lastCreation uint64 // the highest ID so far
 	writes                   uint64 // see Store.Written
@@ -93,7 +92,7 @@ type tx struct {
 	changes []change
 	err     error // of a value that cannot be encoded: then nothing is written
 	// The maps are its own, and, while it loads a file, the slices in them.
-	ownImages, ownIntents, ownMarked, loading bool
+	ownImages, ownIntents, loading bool
 }
 
 type change struct {
@@ -275,7 +274,6 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 			}
 		}
 	case bucketMarks:
-		t.countMark(p.Repository, e.mark != nil, value != nil)
 		e.mark = pointer[Mark](value)
 	case bucketEndorsements:
 		n, one := len(e.endorsements), pointer[Endorsement](value)
@@ -293,20 +291,6 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 	}
 	if t.images[p.ImageID] = i; len(i) == 0 {
 		delete(t.images, p.ImageID)
-	}
-}
-
-func (t *tx) countMark(repository string, before, now bool) {
-	if before == now {
-		return
-	}
-	if !t.ownMarked {
-		t.ownMarked, t.marked = true, cloned(t.marked)
-	}
-	if now {
-		t.marked[repository]++
-	} else if t.marked[repository]--; t.marked[repository] == 0 {
-		delete(t.marked, repository)
 	}
 }
 

@@ -49,13 +49,8 @@ func (s *Store) Clamp(now time.Time) (int, error) {
 
 func (t *tx) clamp(now time.Time) (n int) {
 	for _, e := range t.all() {
-		if e.record != nil && slices.ContainsFunc(e.record.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
-			r := e.record.clone()
-			for i := range r.Proofs {
-				p := &r.Proofs[i]
-				p.FirstProved, p.LastProved = earlier(p.FirstProved, now), earlier(p.LastProved, now)
-			}
-			t.rewriteRecord(r)
+		if e.latest.After(now) {
+			t.rewriteRecord(e.record.Clamped(now))
 			n++
 		}
 		for _, one := range e.endorsements {
@@ -67,6 +62,16 @@ func (t *tx) clamp(now time.Time) (n int) {
 		}
 	}
 	return n
+}
+
+// Clamped returns a deep copy with the proofs from the future set to now.
+func (r *Record) Clamped(now time.Time) Record {
+	next := r.clone()
+	for i := range next.Proofs {
+		p := &next.Proofs[i]
+		p.FirstProved, p.LastProved = earlier(p.FirstProved, now), earlier(p.LastProved, now)
+	}
+	return next
 }
 
 func earlier(a, b time.Time) time.Time {

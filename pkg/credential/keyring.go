@@ -84,8 +84,8 @@ type found struct {
 	offer SealedOffer
 }
 
-// First returns the first n results of [SealedKeyring.Lookup]. Its work is bounded, whatever the keyring contains.
-// whole is false if it omitted patterns for that; each Sealed has the same share of the work.
+// First returns the first n results of [SealedKeyring.Lookup] with bounded work, the same for each Sealed. whole is
+// false if it omitted patterns for that.
 func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
 	return k.search(repository, n, maxWork/max(1, len(k)))
 }
@@ -98,10 +98,9 @@ func (k SealedKeyring) search(repository string, n, work int) (offers []SealedOf
 	var all []found
 	collect := func(fits func(pattern) bool, cost func(pattern) int) {
 		for from, s := range k {
-			got := first(s.entries(), n, work, fits, cost)
-			whole = whole && got.whole
-			matched = matched || got.matched
-			for _, e := range got.entries {
+			got, some, unomitted := first(s.entries(), n, work, fits, cost)
+			whole, matched = whole && unomitted, matched || some
+			for _, e := range got {
 				all = append(all, found{e.pattern.key, SealedOffer{e.value, from}})
 			}
 		}
@@ -120,28 +119,24 @@ func (k SealedKeyring) search(repository string, n, work int) (offers []SealedOf
 	return offers, whole
 }
 
-type beginning struct {
-	entries []entry // without anonymous ones and repetitions
-	matched bool    // an entry matches, possibly an anonymous one
-	whole   bool    // no entry was omitted because of its cost
-}
-
-func first(entries []entry, n, work int, fits func(pattern) bool, cost func(pattern) int) (got beginning) {
+// first returns the first n entries that fit, without anonymous ones and repetitions, whether any entry fits, and
+// whether no entry was omitted because of its cost.
+func first(entries []entry, n, work int, fits func(pattern) bool, cost func(pattern) int,
+) (got []entry, matched, whole bool) {
 	for _, e := range entries {
-		if len(got.entries) == n {
+		if len(got) == n {
 			break
 		}
 		if work -= cost(e.pattern); work < 0 {
-			return got
+			return got, matched, false
 		}
 		if !fits(e.pattern) {
 			continue
 		}
-		got.matched = true
-		if e.value != "" && !slices.ContainsFunc(got.entries, func(g entry) bool { return g.value == e.value }) {
-			got.entries = append(got.entries, e)
+		matched = true
+		if e.value != "" && !slices.ContainsFunc(got, func(g entry) bool { return g.value == e.value }) {
+			got = append(got, e)
 		}
 	}
-	got.whole = true
-	return got
+	return got, matched, true
 }

@@ -277,7 +277,8 @@ func evaluate(q *question, p records.Pair, f *facts, now time.Time) (j judgement
 	j.scan = !f.scanned && f.unreadable == nil && !q.Substituted && !q.byID(p) && mayBeMarked(&f.Facts, p, q.Image)
 	j.record = f.Record
 	if !f.clamped && q.rules.ahead(&f.Facts, now) {
-		j.clamp, j.record = true, clamped(f.Record, now)
+		r := f.Record.Clamped(now)
+		j.clamp, j.record = true, &r
 	}
 	by := j.judge(q, f, j.record, now)
 	// Only a Secret with changed content could allow the pod.

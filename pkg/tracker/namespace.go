@@ -12,7 +12,7 @@ type Sent struct {
 // Sent returns what the runtime sends to the registry in a pull for a pod with a credential. Without a user name it
 // sends the one that it may hold for the pod's namespace. A caller hashes a credential once, however often it asks.
 func (t *Tracker) Sent(c credential.Credential, p Pod) Sent {
-	if t.perNamespace && p.Namespace != "" && !c.HasUsername() {
+	if t.options.RuntimeCredentialsPerNamespace && p.Namespace != "" && !c.HasUsername() {
 		return Sent{t.key.NamespaceID(p.Namespace), p.Namespace, true}
 	}
 	return Sent{t.key.ID(c), "", true}

@@ -42,7 +42,7 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 		return s, false
 	}
 	once, err := t.store.ScannedOnce()
-	if err != nil || (once && t.verify) {
+	if err != nil || (once && t.options.VerifyUntracked) {
 		return s, false
 	}
 	origin := "untracked"

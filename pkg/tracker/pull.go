@@ -56,7 +56,12 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 
 // writeIntent writes the intent of a pull, and requests the images only if the repository has marks.
 func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
-	in, marked, err := t.beginListed(name, repository, nil)
+	begin := func(present map[string]struct{}) (records.Intent, []records.Pair, error) {
+		t.turn.Lock()
+		defer t.turn.Unlock()
+		return t.store.BeginListed(name, repository, time.Now(), present)
+	}
+	in, marked, err := begin(nil)
 	if errors.Is(err, records.ErrMarked) {
 		images, listErr := t.runtime.Images(ctx)
 		if listErr != nil && ctx.Err() == nil {
@@ -69,21 +74,13 @@ func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (rec
 		if listErr != nil {
 			return in, fmt.Errorf("%w: %w", ErrRuntime, listErr)
 		}
-		in, marked, err = t.beginListed(name, repository, idsUnder(repository, images))
+		in, marked, err = begin(idsUnder(repository, images))
 		t.logPairs("Removed a preloaded mark: the image is no longer present", marked)
 	}
 	if err != nil {
 		return in, fmt.Errorf("%w: %w", ErrNoIntent, err)
 	}
 	return in, nil
-}
-
-func (t *Tracker) beginListed(name, repository string, present map[string]struct{}) (records.Intent, []records.Pair,
-	error,
-) {
-	t.turn.Lock()
-	defer t.turn.Unlock()
-	return t.store.BeginListed(name, repository, time.Now(), present)
 }
 
 func idsUnder(repository string, images []Image) map[string]struct{} {
@@ -132,7 +129,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		Credential: id,
 		Proved:     id != "",
 	}
-	open := id == "" || t.offers != nil && t.offers(p.repository, id)
+	open := id == "" || t.options.NodeOffers != nil && t.options.NodeOffers(p.repository, id)
 	if open {
 		v.Reason = policy.Open
 	}

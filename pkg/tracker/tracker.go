@@ -84,15 +84,13 @@ type Options struct {
 
 // A Tracker tracks which credentials pulled which image. Its methods may be called concurrently.
 type Tracker struct {
-	store        *records.Store
-	key          credential.Key
-	runtime      Runtime
-	verify       bool // Options.VerifyUntracked
-	offers       func(repository string, id credential.ID) bool
-	perNamespace bool // Options.RuntimeCredentialsPerNamespace
-	log          klog.Logger
-	rules        atomic.Pointer[Rules]
-	revocations  atomic.Uint64 // see Revocations
+	store       *records.Store
+	key         credential.Key
+	runtime     Runtime
+	options     Options // except for the rules
+	log         klog.Logger
+	rules       atomic.Pointer[Rules]
+	revocations atomic.Uint64 // see Revocations
 
 	turn sync.Mutex // see the package comment
 
@@ -121,21 +119,15 @@ type Tracker struct {
 // progress are unresolved: the runtime may complete them at any time.
 func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Tracker {
 	t := &Tracker{
-		store:        store,
-		key:          key,
-		runtime:      rt,
-		verify:       o.VerifyUntracked,
-		offers:       o.NodeOffers,
-		perNamespace: o.RuntimeCredentialsPerNamespace,
-		log:          o.Log,
-		grants:       map[string]map[records.Pair]grant{},
-		noted:        map[string]map[records.Pair]bool{},
-		running:      map[uint64]*Pull{},
-		ended:        ends{},
-		uses:         map[records.Pair]records.Use{},
-		lists:        newLists(rt),
-		creating:     map[*Create]struct{}{},
-		ordinary:     map[string]bool{},
+		store: store, key: key, runtime: rt, options: o, log: o.Log,
+		grants:   map[string]map[records.Pair]grant{},
+		noted:    map[string]map[records.Pair]bool{},
+		running:  map[uint64]*Pull{},
+		ended:    ends{},
+		uses:     map[records.Pair]records.Use{},
+		lists:    newLists(rt),
+		creating: map[*Create]struct{}{},
+		ordinary: map[string]bool{},
 
 		endedCreations: ends{},
 	}

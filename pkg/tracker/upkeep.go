@@ -270,22 +270,19 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// askForEach requests each image from the runtime and returns the present ones. Absent ones are requested twice.
+// askForEach requests each image from the runtime, absent ones twice, and returns the present ones.
 func askForEach(ctx context.Context, runtime Runtime, ids []string) (present []Image, err error) {
-	for range 2 {
-		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-			if err != nil {
-				return false
-			}
-			var img Image
-			img, err = runtime.Image(ctx, id)
-			if img.ID != "" {
-				present = append(present, Image{ID: id, Names: img.Names})
-			}
-			return img.ID != ""
-		})
+	found := map[string]bool{}
+	for _, id := range slices.Concat(ids, ids) {
+		if found[id] {
+			continue
+		}
+		img, err := runtime.Image(ctx, id)
 		if err != nil {
 			return nil, err
+		}
+		if img.ID != "" {
+			found[id], present = true, append(present, Image{ID: id, Names: img.Names})
 		}
 	}
 	return present, nil

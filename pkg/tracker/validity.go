@@ -59,17 +59,6 @@ func (r *Rules) ahead(f *records.Facts, now time.Time) bool {
 	return r.Validity > 0 && f.LatestProof.After(now)
 }
 
-func clamped(r *records.Record, now time.Time) *records.Record {
-	next := *r
-	next.Proofs = slices.Clone(r.Proofs)
-	for i := range next.Proofs {
-		if p := &next.Proofs[i]; p.LastProved.After(now) {
-			p.LastProved = now
-		}
-	}
-	return &next
-}
-
 // A bestProof is the best proof that a request has for a pair.
 type bestProof struct {
 	status       CredentialStatus

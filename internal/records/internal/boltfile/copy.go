@@ -18,15 +18,12 @@ import (
 //
 // The copy is sent from an unnamed file in the same directory: a read transaction that waits for a slow w would block
 // the write that has to enlarge the memory map, and every call that waits for that write.
-func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) error {
-	err := f.copy(ctx, w, size, change)
-	if err != nil && ctx.Err() != nil {
-		err = ctx.Err() // bbolt does not wrap it
-	}
-	return err
-}
-
-func (f *File) copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) (err error) {
+func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) (err error) {
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = ctx.Err() // bbolt does not wrap it
+		}
+	}()
 	copied, err := os.CreateTemp(filepath.Dir(f.DB.Path()), filepath.Base(f.DB.Path())+".backup-")
 	if err != nil {
 		return err

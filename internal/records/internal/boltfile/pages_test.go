@@ -257,7 +257,7 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 		"fewer elements":           {func(b []byte) { b[leaf*size+10]-- }, "misplaced"},
 		"no elements":              {func(b []byte) { clear(b[leaf*size+10 : leaf*size+12]) }, "no elements"},
 		"no elements of few":       {func(b []byte) { clear(inline(b)[10:12]) }, "no elements"},
-		"a huge key":               {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<32-1) }, "misplaced"},
+		"a huge key":               {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<31) }, "misplaced"},
 		"an unknown kind of value": {func(b []byte) { b[leaf*size+16] = 2 }, "misplaced"},
 		"an unknown kind of page":  {func(b []byte) { b[leaf*size+8] = 4 }, "unexpected flags 4"},
 		"a free page in use":       {number(list, 16, uint64(leaf)), "twice"},
