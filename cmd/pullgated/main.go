@@ -96,16 +96,8 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 	}
 	program.BoundMemory()
 	return daemon.Run(klog.NewContext(cmd.Context(), log), daemon.Options{
-		Config:              c,
-		ConfigPath:          path,
-		ConfigFound:         found,
-		AcceptPresentImages: f.accept,
-		Log:                 log,
-		Reload:              reload,
-		Load:                load,
-		Version:             program.Version,
-		Commit:              program.Commit,
-		GoVersion:           runtime.Version(),
+		Config: c, ConfigPath: path, ConfigFound: found, AcceptPresentImages: f.accept, Log: log, Reload: reload, Load: load,
+		Version: program.Version, Commit: program.Commit, GoVersion: runtime.Version(),
 	})
 }
 

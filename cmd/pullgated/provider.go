@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	// maxMessage bounds how much of a request or an answer is kept, in bytes. A longer one is forwarded, and is not
-	// reported.
+	// maxMessage bounds the bytes of a request or an answer that are kept. A longer one is forwarded and not reported.
 	maxMessage = 4 << 20
 	// endLimit is how long a provider may take to end after the signal.
 	endLimit = 2 * time.Second
@@ -104,8 +103,7 @@ func providerCommand() *cobra.Command {
 	return cmd
 }
 
-// provide runs the real plugin between the kubelet and this program. If this program fails, the kubelet still gets the
-// plugin's answer.
+// provide runs the real plugin. If this program fails, the kubelet still gets the plugin's answer.
 func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	// Until the plugin runs, a signal ends this process at once, also during a read.
 	signal.Reset(syscall.SIGTERM, syscall.SIGINT)

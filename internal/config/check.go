@@ -102,7 +102,7 @@ func (c *checks) address(path, value, example string) {
 	}
 }
 
-func (c *Config) check(found *checks) {
+func (c Config) check(found *checks) {
 	found.header(c.APIVersion, c.Kind, APIVersion, Kind)
 	c.checkEndpoints(found)
 	if !filepath.IsAbs(c.StateDir) {
@@ -132,7 +132,7 @@ func (c *Config) check(found *checks) {
 	found.path("admission.kubeletRoot", a.KubeletRoot, "/var/lib/kubelet", "")
 }
 
-func (c *Config) checkEndpoints(found *checks) {
+func (c Config) checkEndpoints(found *checks) {
 	listen, admin, policyd := c.Listen, c.Admin.Listen, c.Admission.PolicydSocket
 	found.endpoint("listen", listen)
 	found.endpoint("runtimeEndpoint", c.RuntimeEndpoint)
@@ -152,7 +152,7 @@ func (c *Config) checkEndpoints(found *checks) {
 	}
 }
 
-func (c *Config) checkDurations(found *checks) {
+func (c Config) checkDurations(found *checks) {
 	validity, grace, endorsement := c.CredentialValidity, c.RegistryUnavailableGrace, c.Admission.EndorsementValidity
 	before := len(*found)
 	paths := []string{"credentialValidity", "registryUnavailableGrace", "admission.endorsementValidity"}

@@ -1,15 +1,16 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// kubelet has the fields that are read from a kubelet's configuration. Others are ignored, because kubelets of other
-// versions have other fields.
+// kubelet has the fields that are read from a kubelet's configuration. Other versions have other fields.
 type kubelet struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -19,8 +20,7 @@ type kubelet struct {
 
 func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 
-// loadKubelet reads a kubelet's configuration file. An absent file is an error, because the operator named it. A field
-// that is not set has the kubelet's default.
+// loadKubelet reads a kubelet's configuration file, which must exist. A field that is not set has its default.
 func loadKubelet(path string) (k kubelet, errs []error) {
 	errs = checked(func(c *checks) { c.path("kubeletConfig", path, "/var/lib/kubelet/config.yaml", "") })
 	if len(errs) > 0 {
@@ -44,4 +44,28 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 		errs[i] = fmt.Errorf("%s%w", inKubelet(path), err)
 	}
 	return k, errs
+}
+
+// decode reads one YAML document into a configuration. Fields that are absent or null keep their values, except in the
+// header. A document without a field is an error: the file is probably not written completely. The errors in errs
+// are about single fields; with err no part of the document may be used.
+func decode[C any](data []byte, c *C, header ...*string) (errs []error, err error) {
+	if len(data) > maxSize {
+		return nil, fmt.Errorf("more than %d bytes", maxSize)
+	}
+	empty := false
+	d := strictyaml.Decoder{
+		Want: map[reflect.Type]string{reflect.TypeFor[Duration](): "a duration, as in 24h or 0s"},
+		Rewrites: map[reflect.Type]func(*strictyaml.Mapping){reflect.TypeFor[C](): func(m *strictyaml.Mapping) {
+			empty = len(m.Fields) == 0
+			for _, field := range header {
+				*field = ""
+			}
+		}},
+	}
+	errs, err = d.Decode(data, c)
+	if err == nil && empty {
+		err = errors.New("apiVersion: Required value: the file has no field")
+	}
+	return errs, err
 }

@@ -77,12 +77,10 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			}
 			s := &adminv1.GetStatusResponse{
 				Version: o.Version, Commit: o.Commit, Started: timestamppb.New(started),
-				Enforcing:     !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
-				Policy:        string(c.Policy().Mode()),
-				Configuration: string(text), Reload: now.reload,
+				Enforcing: !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
+				Policy:    string(c.Policy().Mode()), Configuration: string(text), Reload: now.reload,
 				ConfigurationPath: o.ConfigPath, ConfigurationFound: now.found, NotListening: p.service.notListening(),
-				Runtime:     &adminv1.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()},
-				DecisionLog: p.decisions.status(),
+				Runtime: &adminv1.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()}, DecisionLog: p.decisions.status(),
 			}
 			if p.source != nil {
 				s.PodSource = &adminv1.PodSourceStatus{

@@ -115,18 +115,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	keep(admitting.fields())
 	index := podindex.New()
 	judge := gate.New(gate.Config{
-		Tracker:        trk,
-		Pods:           index,
-		Runtime:        runtime,
-		PodSource:      facts,
-		Metrics:        m,
-		Log:            o.Log.WithName("gate"),
-		Decisions:      decided{log: log, feed: feed},
-		Shadow:         o.Config.NoPullImageSecretRecheck,
+		Tracker: trk, Pods: index, Runtime: runtime, PodSource: facts, Metrics: m, Log: o.Log.WithName("gate"),
+		Decisions: decided{log: log, feed: feed}, Shadow: o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
-		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck),
-		AllowRestores:  o.Config.AllowRestores,
-		Admission:      admitting.forGate(views),
+		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck), AllowRestores: o.Config.AllowRestores,
+		Admission: admitting.forGate(views),
 	})
 	admitting.published = func() {
 		keep(admitting.fields()) // first, so that the pod source has what the new policies use
@@ -361,16 +354,12 @@ func accept(o Options, store *records.Store) error {
 
 func rules(c config.Config) tracker.Rules {
 	return tracker.Rules{
-		Policy:           c.Policy(),
-		ExemptStaticPods: c.Exempt.StaticPods,
-		ExemptNamespaces: c.Exempt.Namespaces,
-		Validity:         c.CredentialValidity.Value(),
-		Grace:            c.RegistryUnavailableGrace.Value(),
+		Policy: c.Policy(), ExemptStaticPods: c.Exempt.StaticPods, ExemptNamespaces: c.Exempt.Namespaces,
+		Validity: c.CredentialValidity.Value(), Grace: c.RegistryUnavailableGrace.Value(),
 	}
 }
 
-// connections are those to the runtime: of the RuntimeService first, of the ImageService last. One endpoint that serves
-// both has one.
+// connections are those to the RuntimeService, first, and to the ImageService, last; one if an endpoint serves both.
 type connections []upstream
 
 type upstream struct {

@@ -14,14 +14,11 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
-// programName is the name of the program and of its units.
-const programName = "pullgated"
-
-// criSocket is the name of the kubelet's socket in pullgated.socket (FileDescriptorName=).
-const criSocket = "cri"
-
-// bindRetry is the time between two attempts to bind an optional listener.
-const bindRetry = 2 * time.Second
+const (
+	programName = "pullgated"     // and of its units
+	criSocket   = "cri"           // FileDescriptorName= of pullgated.socket
+	bindRetry   = 2 * time.Second // between two attempts to bind an optional listener
+)
 
 // listeners are the listeners of the daemon; a listener that the configuration turns off is nil.
 type listeners struct {
@@ -77,10 +74,6 @@ func (l *optional) wait(ctx context.Context) net.Listener {
 	}
 }
 
-func criSocketOf(c config.Config) sockets.Socket {
-	return sockets.Socket{Program: programName, Field: "listen", Endpoint: c.Listen, Name: criSocket}
-}
-
 // listenAll listens on the CRI's socket, or on none, and on those of the other listeners that can be bound.
 func listenAll(ctx context.Context, log klog.Logger, c config.Config,
 	bound func(field string, err error),
@@ -90,7 +83,8 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config,
 			err = errors.Join(err, on.close())
 		}
 	}()
-	if on.cri, err = criSocketOf(c).Listen(ctx); err != nil {
+	cri := sockets.Socket{Program: programName, Field: "listen", Endpoint: c.Listen, Name: criSocket}
+	if on.cri, err = cri.Listen(ctx); err != nil {
 		return on, err
 	}
 	if c.Admin.Listen != "" {
@@ -111,16 +105,10 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config,
 }
 
 func (on listeners) close() error {
-	all := []net.Listener{on.cri}
-	for _, o := range []*optional{on.admin, on.web} {
-		if o != nil {
-			all = append(all, o.listener)
-		}
-	}
 	var err error
-	for _, l := range all {
-		if l != nil {
-			err = errors.Join(err, l.Close())
+	for _, o := range []*optional{{listener: on.cri}, on.admin, on.web} {
+		if o != nil && o.listener != nil {
+			err = errors.Join(err, o.listener.Close())
 		}
 	}
 	return err

@@ -20,10 +20,7 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podsource.S
 		return nil, nil //nolint:nilnil // the configuration has no pod source
 	}
 	source, err := podsource.New(podsource.Options{
-		Kubeconfig: o.Config.PodSource.Kubeconfig,
-		NodeName:   o.Config.PodSource.NodeName,
-		Key:        key,
-		Failed:     m.PodSourceError,
+		Kubeconfig: o.Config.PodSource.Kubeconfig, NodeName: o.Config.PodSource.NodeName, Key: key, Failed: m.PodSourceError,
 	})
 	if err != nil {
 		return nil, program.WithHint(fmt.Errorf("open pod source: %w", err),

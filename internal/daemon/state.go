@@ -142,7 +142,7 @@ func takeOver(o Options, t *tracker.Tracker) {
 		return
 	}
 	n := 0
-	if err = errors.Join(err, removeFile(path)); err == nil {
+	if err = errors.Join(err, os.Remove(path), disk.SyncFolder(o.Config.StateDir)); err == nil {
 		n, err = t.TakeOver(data)
 	}
 	if err != nil {
@@ -151,13 +151,6 @@ func takeOver(o Options, t *tracker.Tracker) {
 		return
 	}
 	o.Log.Info("Grants of the last run taken over", "grants", n)
-}
-
-func removeFile(path string) error {
-	if err := os.Remove(path); err != nil {
-		return err
-	}
-	return disk.SyncFolder(filepath.Dir(path))
 }
 
 // warnOfRuntimeCredentials warns if CRI-O has credentials for namespaces, and the configuration says that it has none.

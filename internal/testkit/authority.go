@@ -83,11 +83,7 @@ func sign(template *x509.Certificate, until time.Time, by *Authority) ([]byte, *
 	if until.IsZero() {
 		until = time.Now().Add(24 * time.Hour)
 	}
-	template.NotAfter = until
-	template.NotBefore = time.Now().Add(-time.Hour)
-	if until.Before(time.Now()) {
-		template.NotBefore = until.Add(-time.Hour)
-	}
+	template.NotBefore, template.NotAfter = until.Add(-48*time.Hour), until
 	if by == nil {
 		by = &Authority{template, key}
 	}

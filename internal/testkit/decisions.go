@@ -93,20 +93,18 @@ func ReadDecisions() (Decisions, error) {
 
 // Policy returns the two settings of a policy letter of the table.
 func Policy(letter string) (mode string, allowlist []string, err error) {
-	switch letter {
-	case "P":
-		return "NeverVerifyPreloadedImages", nil, nil
-	case "A":
-		return "AlwaysVerify", nil, nil
-	case "N", "false": // YAML 1.1 reads a bare N as a boolean
-		return "NeverVerify", nil, nil
-	case "L":
-		return "NeverVerifyAllowlistedImages", []string{AllowlistRepository}, nil
-	case "L0":
-		return "NeverVerifyAllowlistedImages", nil, nil
-	default:
+	mode, ok := map[string]string{
+		"P": "NeverVerifyPreloadedImages", "A": "AlwaysVerify", "L": "NeverVerifyAllowlistedImages",
+		"L0": "NeverVerifyAllowlistedImages", "N": "NeverVerify",
+		"false": "NeverVerify", // YAML 1.1 reads a bare N as a boolean
+	}[letter]
+	if !ok {
 		return "", nil, fmt.Errorf("policy %q is not in the table's legend", letter)
 	}
+	if letter == "L" {
+		allowlist = []string{AllowlistRepository}
+	}
+	return mode, allowlist, nil
 }
 
 // ImageID returns a well-formed image ID for an ID of the table. Those of ID2 begin with the

@@ -15,9 +15,8 @@ import (
 )
 
 // A dialer makes the connections of an [Upstream]. gRPC connects again at once when a connection ends that was up, so a
-// runtime that closes each would be dialled in a busy loop. A connection on which no call was answered counts as a
-// failed attempt: the next one waits for a back-off, from firstRetry to longestRetry. Its methods may be called
-// concurrently.
+// runtime that closes each would be dialled in a busy loop. After a connection on which no call was answered, the next
+// one waits for a back-off, from firstRetry to longestRetry. Its methods may be called concurrently.
 type dialer struct {
 	dial func(ctx context.Context, address string) (net.Conn, error)
 	now  func() time.Time
@@ -31,8 +30,7 @@ type dialer struct {
 
 func newDialer() *dialer { return &dialer{dial: dialSocket, now: time.Now} }
 
-// connect makes a connection, or fails because the next one is not due. gRPC tries again after its own delay, and
-// calls fail at once with the error meanwhile.
+// connect makes a connection, or fails because the next one is not due; gRPC tries again after its own delay.
 func (d *dialer) connect(ctx context.Context, address string) (net.Conn, error) {
 	if n, wait := d.due(); wait > 0 {
 		return nil, fmt.Errorf("the runtime closed %d connections in a row without answering a call; next attempt in %v",
@@ -67,8 +65,7 @@ func (d *dialer) connected() {
 	d.made = d.now()
 }
 
-// answer notes how a call ended. With the codes that gRPC itself sets for calls without an answer, a call counts as not
-// answered.
+// answer notes how a call ended. The codes that gRPC itself sets for calls without an answer count as none.
 func (d *dialer) answer(err error) {
 	switch status.Code(err) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Internal:

@@ -6,10 +6,11 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"google.golang.org/grpc/codes"
 )
 
-// A callGroup counts the calls in flight. Wait waits for those in flight at one moment. The zero value is ready for
-// use; it may be used concurrently.
+// A callGroup counts the calls in flight. The zero value is ready for use; it may be used concurrently.
 type callGroup struct {
 	mu      sync.Mutex
 	current *sync.WaitGroup
@@ -50,9 +51,8 @@ func (c *callGroup) Wait(ctx context.Context, spare time.Duration) {
 }
 
 // A drainListener can stop accepting connections and stay open. A client whose connection is closed before the HTTP/2
-// handshake is done fails its calls. A connection in the accept queue of the socket is not affected: the next server on
-// the same socket accepts it. So before the server stops, nothing more is accepted, and the handshakes of accepted
-// connections are completed.
+// handshake is done fails its calls; one in the accept queue of the socket waits for the next server. So before the
+// server stops, nothing more is accepted, and the handshakes of accepted connections are completed.
 type drainListener struct {
 	net.Listener
 	paused chan struct{} // closed by Pause
@@ -146,3 +146,34 @@ func (c *pendingConn) Close() error {
 
 // NetConn returns the connection that was accepted.
 func (c *pendingConn) NetConn() net.Conn { return c.Conn }
+
+// lastCalls is the part of Shutdown's time that is reserved for the calls that began after Shutdown did.
+const lastCalls = time.Second
+
+func errStopping() error {
+	return Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
+}
+
+// Shutdown ends the server before ctx does. It serves on until the unary calls that are in flight have ended, so that a
+// long one does not delay other clients. Then it accepts no more connections: clients wait in the accept queue of the
+// socket for the next process. Streams end with Unavailable, clients get GOAWAY, and the calls that they have begun are
+// answered. At the end of ctx the remaining calls are cancelled. Shutdown returns when no call is left.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.underWay.Wait(ctx, lastCalls)
+	if err := s.listener.Swap(nil).Pause(ctx); err != nil {
+		s.log.Info("Closing connections before the HTTP/2 handshake; clients will reconnect", "err", err)
+	}
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.grpc.GracefulStop()
+	}()
+	s.stop()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-drained
+	}
+	s.requests.Wait()
+}

@@ -136,8 +136,7 @@ func (u *Upstream) forward(
 	return header, trailer, explained(err, at, header, trailer)
 }
 
-// stream forwards a call without knowing whether either side streams: messages in both directions until the runtime
-// ends the call.
+// stream forwards messages in both directions until the runtime ends the call.
 func (s *Server) stream(client grpc.ServerStream, method string, u *Upstream) error {
 	ctx, cancel := context.WithCancelCause(client.Context())
 	defer cancel(nil)
@@ -148,8 +147,7 @@ func (s *Server) stream(client grpc.ServerStream, method string, u *Upstream) er
 	if err != nil {
 		return streamEnd(ctx, explained(err, peer.Peer{}, nil, nil))
 	}
-	// This direction may block in a read from the client until the call has been answered, so Shutdown waits for it, and
-	// the call does not.
+	// This direction may block in a read from the client until the call has been answered, so only Shutdown waits for it.
 	s.requests.Go(func() {
 		if err := s.guard(method, func() error { return requests(client, runtime) }); err != nil {
 			cancel(err)
@@ -241,8 +239,7 @@ func explained(err error, at peer.Peer, header, trailer metadata.MD) error {
 		"the connection to the container runtime was lost: "+status.Convert(err).Message())
 }
 
-// outgoing adds the metadata of the client's call to ours. grpc ignores the keys in it that it sets itself; compression
-// is negotiated for each connection.
+// outgoing adds the metadata of the client's call to ours. Compression is negotiated for each connection.
 func outgoing(ctx context.Context) context.Context {
 	md, ok := metadata.FromIncomingContext(ctx)
 	if !ok {
@@ -252,8 +249,7 @@ func outgoing(ctx context.Context) context.Context {
 	return metadata.NewOutgoingContext(ctx, md)
 }
 
-// contentSubtype gives a call the content type of the client's call: application/grpc, with a subtype only if the
-// client sent one.
+// contentSubtype gives a call the content type of the client's call.
 func contentSubtype(ctx context.Context) grpc.ContentSubtypeCallOption {
 	for _, contentType := range metadata.ValueFromIncomingContext(ctx, "content-type") {
 		if _, subtype, ok := strings.Cut(contentType, "+"); ok {

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -37,4 +38,14 @@ func Ping(ctx context.Context, endpoint string) (err error) {
 		}
 	}
 	return fmt.Errorf("ping %s: no answer of pullgated but %v: %s", endpoint, answer.Code(), answer.Message())
+}
+
+// Refuse returns a status error of our own: its details distinguish it from one of the runtime. reason is a constant
+// that a program may branch on.
+func Refuse(code codes.Code, reason, message string) error {
+	s := status.New(code, message)
+	if detailed, err := s.WithDetails(&errdetails.ErrorInfo{Domain: errorDomain, Reason: reason}); err == nil {
+		s = detailed
+	}
+	return s.Err()
 }

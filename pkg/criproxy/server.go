@@ -38,12 +38,10 @@ const (
 	maxHandled = 16 << 20
 )
 
-// handshakeLimit bounds how long a connection may take for its handshake. A stop waits for it; kubelets give up on a
-// server that sends nothing after the same time.
+// handshakeLimit bounds the handshake of a connection. A stop waits for it; kubelets give up after the same time.
 const handshakeLimit = 5 * time.Second
 
-// readBuffer is less than the default of grpc, 32 KiB, which would be most of the memory of an idle connection. Almost
-// every request of a kubelet fits.
+// readBuffer is less than the default, 32 KiB, which would be most of the memory of an idle connection.
 const readBuffer = 4 << 10
 
 // Windows of a call and of a connection, in both directions. grpc enlarges its own to as much as a connection carries,
@@ -98,11 +96,8 @@ func Methods() (all []string) {
 // of the CRI: it would never be called.
 func New(c Config) *Server {
 	s := &Server{
-		services: map[string]*Upstream{},
-		unary:    map[string]bool{},
-		handlers: maps.Clone(c.Handlers),
-		metrics:  c.Metrics,
-		log:      c.Log,
+		services: map[string]*Upstream{}, unary: map[string]bool{}, handlers: maps.Clone(c.Handlers), metrics: c.Metrics,
+		log: c.Log,
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.addService(&runtimeapi.RuntimeService_ServiceDesc, c.Runtime)

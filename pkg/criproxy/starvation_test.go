@@ -199,22 +199,10 @@ func TestWaitingCallsStopNoOtherCall(t *testing.T) {
 		"pulls":                 {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, many, 650},
 		"pulls of 16 kB":        {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, 12, 16000},
 		"pulls of 1.7 MB":       {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, 40, 1700000},
-		"containers": {
-			atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, many,
-			100,
-		},
-		"containers of 16 kB": {
-			atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 60,
-			15500,
-		},
-		"containers of 1.7 MB": {
-			atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 40,
-			1700000,
-		},
-		"streams": {
-			atRuntime, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, many,
-			10,
-		},
+		"containers":            {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, many, 100},
+		"containers of 16 kB":   {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 60, 15500},
+		"containers of 1.7 MB":  {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 40, 1700000},
+		"streams":               {atRuntime, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, many, 10},
 		"streams of a client that reads none": {
 			atReader, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, many,
 			10,

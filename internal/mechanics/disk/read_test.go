@@ -20,10 +20,7 @@ func TestRead(t *testing.T) {
 		name, path string
 		limit      int64
 		want       string
-	}{
-		{"whole", file, 5, "12345"},
-		{"through a link", link, 100, "12345"},
-	} {
+	}{{"whole", file, 5, "12345"}, {"through a link", link, 100, "12345"}} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := disk.Read(tc.path, tc.limit)
 			if err != nil || string(got) != tc.want {

@@ -181,9 +181,7 @@ func (g *Group[K, R]) joinLocked(ctx context.Context, k K, w Work[R]) (*flight[R
 	}
 	t := g.tenants[w.Tenant]
 	if t == nil {
-		t = &tenant{
-			turns: semaphore.NewWeighted(g.limits.PerTenant), memory: semaphore.NewWeighted(g.limits.TenantMemory),
-		}
+		t = &tenant{turns: semaphore.NewWeighted(g.limits.PerTenant), memory: semaphore.NewWeighted(g.limits.TenantMemory)}
 	}
 	if exceeds(g.size+w.Size, g.limits.TotalSize) || exceeds(t.size+w.Size, g.limits.TenantSize) {
 		return nil, ErrFull
@@ -237,8 +235,7 @@ func (g *Group[K, R]) leave(k K, f *flight[R]) (noted R, left bool) {
 	return f.noted, true
 }
 
-// fly waits for the turn of a flight and runs its work. Work of the tenant comes first, so that no tenant waits for
-// more than its share of all.
+// fly waits for the turn of a flight, of its tenant first and then of all, and runs its work.
 func (g *Group[K, R]) fly(ctx context.Context, f *flight[R], t *tenant) (result R, err error) {
 	waiting, cancel := ctx, func() {}
 	if g.limits.Wait > 0 {

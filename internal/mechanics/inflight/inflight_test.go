@@ -84,9 +84,7 @@ func TestWorkWithoutCallers(t *testing.T) {
 	for ending, want := range map[inflight.Ending]struct {
 		running, waiting bool // whether it ends with its result
 		n                int  // what the caller of running work gets
-	}{
-		inflight.Cancel: {false, false, -1}, inflight.Finish: {true, false, 1}, inflight.Continue: {true, true, -1},
-	} {
+	}{inflight.Cancel: {false, false, -1}, inflight.Finish: {true, false, 1}, inflight.Continue: {true, true, -1}} {
 		synctest.Test(t, func(t *testing.T) {
 			g, end := inflight.New[string, int](inflight.Limits{PerTenant: 1}, nil), make(chan struct{})
 			ctx, cancel := context.WithCancel(t.Context())

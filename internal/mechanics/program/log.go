@@ -69,8 +69,7 @@ func (f *Flags) logger(w io.Writer) (klog.Logger, error) {
 	return log, nil
 }
 
-// inSeconds writes durations as numbers of seconds, as the decision log and pullgatectl do; slog's default is
-// nanoseconds.
+// inSeconds writes durations as seconds, as the decision log and pullgatectl do; slog's default is nanoseconds.
 func inSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.Float64Value(a.Value.Duration().Seconds())

@@ -19,17 +19,12 @@ const (
 	ExitUsage  = 2
 )
 
-// A UsageError is an error of the command line or the configuration.
-type UsageError struct{ Err error }
+type usageError struct{ error }
 
-// Error returns the text of the error.
-func (e UsageError) Error() string { return e.Err.Error() }
+func (e usageError) Unwrap() error { return e.error }
 
-// Unwrap returns the error.
-func (e UsageError) Unwrap() error { return e.Err }
-
-// Usagef returns a UsageError that is formatted as by [fmt.Errorf].
-func Usagef(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
+// Usagef returns an error of the command line or the configuration, formatted as by [fmt.Errorf].
+func Usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // A ChildError ends the program with the exit code of a child program, which has already printed the reason.
 type ChildError struct{ Code int }
@@ -58,14 +53,14 @@ func exit(w io.Writer, name string, err error) int {
 	if advice := HintOf(err); advice != "" {
 		_, _ = fmt.Fprintf(w, "%s: hint: %s\n", name, advice)
 	}
-	if _, ok := errors.AsType[UsageError](err); ok {
+	if _, ok := errors.AsType[usageError](err); ok {
 		return ExitUsage
 	}
 	return ExitFailed
 }
 
 // Finish makes a root command strict: it takes no arguments but its own commands, its errors are left to the caller,
-// and errors of the command line are UsageErrors. It must be called after all commands were added.
+// and errors of the command line are those of Usagef. It must be called after all commands were added.
 func Finish(cmd *cobra.Command) {
 	noArguments := func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
@@ -89,4 +84,37 @@ func Finish(cmd *cobra.Command) {
 		Use: "no-help", Hidden: true, DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error { return noArguments(nil, []string{"no-help"}) },
 	})
+}
+
+// A HintError is an error with a hint. Its text is that of Err alone; a command prints the hint on a line of its own.
+type HintError struct {
+	Err  error
+	Hint string
+}
+
+// Error returns the text of the error without the hint.
+func (e *HintError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error without the hint.
+func (e *HintError) Unwrap() error { return e.Err }
+
+// WithHint returns err with a hint, or nil if err is nil.
+func WithHint(err error, hint string) error {
+	if err == nil {
+		return nil
+	}
+	return &HintError{Err: err, Hint: hint}
+}
+
+// Hintf returns an error with a hint. The error is formatted as by [fmt.Errorf].
+func Hintf(hint, format string, args ...any) error {
+	return &HintError{Err: fmt.Errorf(format, args...), Hint: hint}
+}
+
+// HintOf returns the hint of the first [HintError] in err's tree, or "" if it has none.
+func HintOf(err error) string {
+	if e, ok := errors.AsType[*HintError](err); ok {
+		return e.Hint
+	}
+	return ""
 }

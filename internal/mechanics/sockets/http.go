@@ -25,8 +25,7 @@ type HTTPOptions struct {
 	Handler http.Handler
 	// TLS is the configuration for HTTPS; nil serves plain HTTP.
 	TLS *tls.Config
-	// Connections is how many connections may be open at the same time; others are closed at once, or with Replace the
-	// oldest.
+	// Connections is how many may be open at the same time; others are closed at once, or with Replace the oldest.
 	Connections int
 	Replace     bool
 	// Requests is how many requests are handled at the same time, without those that wait (see Wait); 0 is no limit. A
@@ -34,8 +33,7 @@ type HTTPOptions struct {
 	Requests int
 	// Waiting is how many requests may wait at the same time, and how many for their turn. More get 503.
 	Waiting int
-	// MaxBody bounds the body of a request, in bytes; 0 is no limit. A handler gets an [http.MaxBytesError] when it reads
-	// more.
+	// MaxBody bounds the body of a request, in bytes; 0 is no limit. Reading more is an [http.MaxBytesError].
 	MaxBody int64
 	// ReadLimit bounds the TLS handshake and the reading of one request, from its first byte.
 	ReadLimit time.Duration
@@ -110,8 +108,7 @@ func (o HTTPOptions) handler() http.Handler {
 	})
 }
 
-// takeTurn waits for a place in turns. next counts the requests that do: each has memory, and a connection has many
-// with HTTP/2.
+// takeTurn waits for a place in turns. next counts the requests that do, because each has memory.
 func (o HTTPOptions) takeTurn(ctx context.Context, turns *semaphore.Weighted, next *atomic.Int64) bool {
 	if turns.TryAcquire(1) {
 		return true

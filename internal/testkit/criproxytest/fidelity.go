@@ -38,11 +38,9 @@ type observed struct {
 	Runtime         Seen
 }
 
-// Fidelity makes every call of the table twice, directly to the echo and through the proxy that
-// listens on the endpoint proxied, and compares everything that both ends see. Then it makes all of
-// them at once, so that calls which get into each other's way show. The proxy may be in this
-// process or a program of its own. Under the race detector the heavy rows run with the content types
-// of containerd alone; make race runs them with those of CRI-O without it.
+// Fidelity makes every call of the table twice, directly to the echo and through the proxy at an endpoint, and compares
+// everything that both ends see; then all of them at once. The proxy may be another program. Under the race detector
+// the heavy rows run with the content types of containerd alone; make race runs them with those of CRI-O without it.
 func Fidelity(t *testing.T, echo *Echo, proxied string) {
 	t.Helper()
 	direct, through := link(t, echo.Endpoint()), link(t, proxied)
@@ -148,8 +146,7 @@ func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) observed {
 	return o
 }
 
-// make makes the call as a stream in both directions, which any method looks like on the wire. It
-// closes answered when the answers of the row have come.
+// make makes the call as a stream in both directions. It closes answered when the answers of the row have come.
 func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *observed, answered chan struct{}) error {
 	if r.answers == 0 {
 		close(answered)

@@ -5,16 +5,12 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
 	"github.com/distribution/reference"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
@@ -27,10 +23,9 @@ type Profile uint8
 const (
 	// Containerd is the zero value.
 	Containerd Profile = iota
-	// CRIO behaves as CRI-O 1.36 does. It closes a connection on which a call has another content type than
-	// application/grpc. Its image IDs are bare hexadecimal digits, and beginnings of 3 and more resolve. A list of
-	// containers has no user_specified_image, and a repo digest as image_ref. To remove an image by a name takes the name
-	// away; to remove one that a container uses fails.
+	// CRIO behaves as CRI-O 1.36 does. It refuses calls with another content type than application/grpc. Its image IDs are
+	// bare hexadecimal digits, and beginnings of 3 and more resolve. A list of containers has no user_specified_image, and
+	// a repo digest as image_ref. To remove an image by a name takes the name away; to remove one in use fails.
 	CRIO
 	// CRIODigest is CRIO with a repo digest as the image_ref of a pull's answer, as CRI-O up to 1.35.1 has it.
 	CRIODigest
@@ -55,8 +50,7 @@ func (p Profile) ID(id string) string {
 // errNotParsed is CRI-O's word for a name that is none.
 var errNotParsed = errors.New("invalid reference format")
 
-// resolveCRIOLocked finds an image as CRI-O does: by an ID or the beginning of one, of 3 digits and more; else by a
-// name.
+// resolveCRIOLocked finds an image by an ID or the beginning of one, of 3 digits and more; else by a name.
 func (r *Runtime) resolveCRIOLocked(name string) (*Image, error) {
 	if len(name) >= 3 && strings.Trim(name, "0123456789abcdef") == "" {
 		var found []*Image
@@ -205,38 +199,86 @@ func (p Profile) refusal(name string, err error) error {
 	}
 }
 
-// serverOptions make a server close a connection on which a call has another content type than application/grpc, as
-// CRI-O's socket does.
+// serverOptions make a server refuse other content types than application/grpc; CRI-O's closes such a connection.
 func (p Profile) serverOptions() []grpc.ServerOption {
 	if p == Containerd {
 		return nil
 	}
-	return []grpc.ServerOption{
-		grpc.Creds(knownConns{insecure.NewCredentials()}),
-		grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
-			if slices.Equal(info.Header.Get("content-type"), []string{"application/grpc"}) {
-				return ctx, nil
-			}
-			if p, ok := peer.FromContext(ctx); ok {
-				if c, ok := p.AuthInfo.(knownConn); ok {
-					_ = c.Close()
-				}
-			}
-			return nil, status.Error(codes.Unavailable, "content type refused")
-		}),
+	return []grpc.ServerOption{grpc.InTapHandle(func(ctx context.Context, i *tap.Info) (context.Context, error) {
+		if slices.Equal(i.Header.Get("content-type"), []string{"application/grpc"}) {
+			return ctx, nil
+		}
+		return nil, status.Error(codes.Unavailable, "content type refused")
+	})}
+}
+
+// errAmbiguous is what containerd finds for the beginning of several image IDs.
+var errAmbiguous = errors.New("ambiguous digest string")
+
+// normal is a name as containerd stores it, the name itself if it is none.
+func normal(name string) string {
+	if named, err := reference.ParseDockerRef(name); err == nil {
+		return named.String()
 	}
+	return name
 }
 
-type knownConns struct {
-	credentials.TransportCredentials
+func isID(name string) bool {
+	hex, ok := strings.CutPrefix(name, "sha256:")
+	return ok && len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == ""
 }
 
-//nolint:ireturn // what grpc wants
-func (knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return c, knownConn{c}, nil
+func (i *Image) named(name string) bool {
+	name = normal(name)
+	return slices.ContainsFunc(i.Names, func(n string) bool { return normal(n) == name })
 }
 
-type knownConn struct{ net.Conn }
+// resolveLocked finds an image as containerd does: by a whole ID; else by its name, normalised; else by the beginning
+// of an ID, with or without the algorithm.
+func (r *Runtime) resolveLocked(name string) (*Image, error) {
+	if r.profile != Containerd {
+		return r.resolveCRIOLocked(name)
+	}
+	whole := isID(name)
+	for i := range r.images {
+		if r.images[i].ID == name || !whole && r.images[i].named(name) {
+			return &r.images[i], nil
+		}
+	}
+	if whole {
+		return nil, nil //nolint:nilnil // absent
+	}
+	var found *Image
+	for i := range r.images {
+		algorithm, hex, _ := strings.Cut(r.images[i].ID, ":")
+		begins := strings.HasPrefix(hex, name) || len(name) > len(algorithm)+1 && strings.HasPrefix(r.images[i].ID, name)
+		if !begins {
+			continue
+		}
+		if found != nil {
+			return nil, errAmbiguous
+		}
+		found = &r.images[i]
+	}
+	return found, nil
+}
 
-// AuthType makes it a [credentials.AuthInfo].
-func (knownConn) AuthType() string { return "insecure" }
+// unresolved is the answer to a call about an ambiguous image.
+func (r *Runtime) unresolved(name string, err error) error {
+	if r.profile != Containerd {
+		return status.Errorf(codes.Unknown, "cannot parse input: %q: %v", name, err)
+	}
+	return status.Errorf(codes.Unknown, "can not resolve %q locally: %v", name, err)
+}
+
+// Denied is what containerd answers for a pull that the registry refuses.
+func Denied(name string) error {
+	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: pulling "+
+		"from host repo.test failed with status code [manifests 1]: 401 Unauthorized", name, name)
+}
+
+// Unreached is what containerd answers for a pull when the registry cannot be reached.
+func Unreached(name string) error {
+	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: failed to "+
+		"do request: Head \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", name, name)
+}

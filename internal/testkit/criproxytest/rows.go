@@ -40,8 +40,7 @@ const (
 	unknownImage = "/runtime.v1.ImageService/NotYetInvented"
 )
 
-// readMethods are methods that a proxy which judges reads on their way; without a pod's annotations and
-// with fields that it does not know, there is nothing to judge and nothing to change.
+// readMethods are methods that a proxy which judges reads. The messages of the rows have nothing to judge or to change.
 func readMethods() []string {
 	return []string{
 		runtimeapi.ImageService_ImageStatus_FullMethodName,

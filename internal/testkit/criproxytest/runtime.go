@@ -422,8 +422,7 @@ func (r *Runtime) sandboxLocked(c *cri.PodSandboxConfig) (id string) {
 	return id
 }
 
-// createLocked puts a container on an image, or on what a checkpoint image names. The runtime then also gives that
-// image the name that was asked for, as containerd does.
+// createLocked puts a container on an image, or on what a checkpoint image names, which gets the name asked for.
 func (r *Runtime) createLocked(sandbox string, config *cri.ContainerConfig) (string, error) {
 	i, err := r.resolveLocked(config.GetImage().GetImage())
 	if err != nil {
