@@ -185,10 +185,6 @@ func ordered(key, v any) (c int, ok bool) {
 	if c, ok := byNumber(key, v); ok {
 		return c, true
 	}
-	return byTime(key, v)
-}
-
-func byTime(key, v any) (c int, ok bool) {
 	k, _ := key.(string)
 	text, _ := v.(string)
 	a, first := time.Parse(time.RFC3339, k)

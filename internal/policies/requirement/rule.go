@@ -100,16 +100,13 @@ func (s Scope) Includes(namespace string) bool {
 }
 
 func selects(alternatives [][]Namespaces, namespace string, unknown bool) bool {
-	return slices.ContainsFunc(alternatives, func(all []Namespaces) bool {
-		return !slices.ContainsFunc(all, func(n Namespaces) bool { return !n.include(namespace, unknown) })
-	})
-}
-
-func (n Namespaces) include(namespace string, unknown bool) bool {
-	if n != nil && namespace == "" {
-		return unknown
+	excludes := func(n Namespaces) bool {
+		if n != nil && namespace == "" {
+			return !unknown
+		}
+		return n != nil && !slices.ContainsFunc(n, func(t Text) bool { return t.Matches(namespace) })
 	}
-	return n == nil || slices.ContainsFunc(n, func(t Text) bool { return t.Matches(namespace) })
+	return slices.ContainsFunc(alternatives, func(all []Namespaces) bool { return !slices.ContainsFunc(all, excludes) })
 }
 
 // A Judgement is what rules say about an image. The zero value is about an image that no rule is for.
@@ -122,7 +119,8 @@ type Judgement struct {
 // the image denies it with the reason FieldUnknown, also one about signatures.
 func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
 	for _, r := range a.Rules {
-		denies, signed := decidedBy(r)
+		signed := r.NeedsSignature()
+		denies := r.Requirement != nil && !signed && !r.Requirement.Met(func(*Signer) bool { return false })
 		switch {
 		case a.Unknown && (denies || signed || r.RequireDigest || r.Default == DenyUnmatched):
 			j.Findings = append(j.Findings, unnamed(r, name))
@@ -151,19 +149,18 @@ func (j *Judgement) judge(r *Rule, name imageref.Ref, denies, signed bool) {
 	}
 	switch {
 	case denies:
+		why := r.String() + " denies it, whatever its signatures are"
+		if s := r.Requirement.Static; s != nil && s.Message != "" {
+			why = fmt.Sprintf("%s denies it: %s", r, short(s.Message))
+		}
 		j.Findings = append(j.Findings,
-			r.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf("image %q: %s", name, denial(r))))
+			r.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf("image %q: %s", name, why)))
 	case signed:
 		j.Signed = append(j.Signed, r)
 	case !r.RequireDigest || byDigest:
 		j.Findings = append(j.Findings,
 			r.Finding(admission.Admit, "", fmt.Sprintf("image %q: %s requires no signature", name, r)))
 	}
-}
-
-func decidedBy(r *Rule) (denies, signed bool) {
-	signed = r.NeedsSignature()
-	return r.Requirement != nil && !signed && !r.Requirement.Met(func(*Signer) bool { return false }), signed
 }
 
 func unnamed(r *Rule, name imageref.Ref) admission.Finding {
@@ -173,13 +170,6 @@ func unnamed(r *Rule, name imageref.Ref) admission.Finding {
 	}
 	return r.Finding(admission.Deny, admission.FieldUnknown,
 		fmt.Sprintf("%s, and %s may be for it; name the image by its repository with a tag or digest", what, r))
-}
-
-func denial(r *Rule) string {
-	if s := r.Requirement.Static; s != nil && s.Message != "" {
-		return fmt.Sprintf("%s denies it: %s", r, short(s.Message))
-	}
-	return r.String() + " denies it, whatever its signatures are"
 }
 
 // NotMet returns the finding for an image that does not meet a rule by a verification with a reason and a text.
@@ -263,7 +253,7 @@ func (s *Set) Rules() []Rule {
 }
 
 // ImageRules are what the rules of a set say about an image of a pod.
-type ImageRules struct { //nolint:recvcheck // setDefault completes a new value
+type ImageRules struct {
 	// Rules are those that the image must meet, each in its own mode. The caller must not modify them.
 	Rules []*Rule
 	// Unknown says that the name is not known, or can mean an image ID. Rules has every rule for the namespace then.
@@ -281,9 +271,10 @@ func (s *Set) For(namespace string, image imageref.Ref) ImageRules {
 	a := ImageRules{Unknown: !image.Parsed() || image.MayBeImageID()}
 	var matched, audited bool // by an enforced rule, by any rule
 	names := spellings(image.Name())
+	matches := func(p Pattern) bool { return p.matchesAny(names) }
 	for i := range s.Rules() {
 		r := &s.rules[i]
-		if !r.Scope.Includes(namespace) || !a.Unknown && !r.matches(names) {
+		if !r.Scope.Includes(namespace) || !a.Unknown && !slices.ContainsFunc(r.Images, matches) {
 			continue
 		}
 		a.Rules = append(a.Rules, r)
@@ -292,26 +283,17 @@ func (s *Set) For(namespace string, image imageref.Ref) ImageRules {
 			audited = true
 		}
 	}
-	if !a.Unknown && !matched {
-		a.setDefault(s.Rules(), namespace, audited)
+	if a.Unknown || matched {
+		return a
 	}
-	return a
-}
-
-func (r *Rule) matches(names []string) bool {
-	return slices.ContainsFunc(r.Images, func(p Pattern) bool { return p.matchesAny(names) })
-}
-
-// setDefault sets the default of a namespace: a denial before an allowance, an enforced one before an audited one.
-func (a *ImageRules) setDefault(rules []Rule, namespace string, onlyEnforced bool) {
-	for i := range rules {
-		r := &rules[i]
-		if r.Default == NoDefault || r.Default < a.Default || onlyEnforced && r.Mode != Enforce ||
-			!r.Scope.Includes(namespace) {
+	for i := range s.Rules() { // a denial before an allowance, an enforced one before an audited one
+		r := &s.rules[i]
+		if r.Default == NoDefault || r.Default < a.Default || audited && r.Mode != Enforce || !r.Scope.Includes(namespace) {
 			continue
 		}
 		if r.Default > a.Default || r.Mode < a.DefaultRule.Mode {
 			a.Default, a.DefaultRule = r.Default, r
 		}
 	}
+	return a
 }

@@ -72,6 +72,10 @@ func parseStatement(payloadType string, payload []byte, accepted []string) (*sta
 	return s, nil
 }
 
+func (s *statement) signature(payload []byte) *signature {
+	return &signature{digests: s.digests, statement: s, payloadDigest: digestOf(payload), end: func() {}}
+}
+
 // The older form of attestations: a layer is an envelope, and its annotations are the rest.
 const envelopeMediaType = "application/vnd.dsse.envelope.v1+json"
 
@@ -98,7 +102,7 @@ func parseEnvelope(data []byte, annotations map[string]string, accepted []string
 	if err != nil {
 		return nil, fmt.Errorf("invalid envelope: %w", err)
 	}
-	s := &signature{digests: said.digests, statement: said, payloadDigest: digestOf(payload)}
+	s := said.signature(payload)
 	return s, s.annotate(annotations, func(b *protobundle.Bundle, _ string) {
 		b.Content = &protobundle.Bundle_DsseEnvelope{DsseEnvelope: &protodsse.Envelope{
 			Payload: payload, PayloadType: envelope.PayloadType, Signatures: []*protodsse.Signature{{Sig: made}},

@@ -132,23 +132,35 @@ func registryOf(repository string) string {
 
 func (r *run) failed(ctx context.Context, repository string, err error) {
 	text := repository + ": " + safetext.ASCII(plain(err.Error()), maxMiss)
-	p := problem{repository: repository, reason: requirement.SignatureInvalid, text: text}
+	p := problem{repository: repository, reason: reasonOf(err), text: text}
 	switch {
 	case ctx.Err() != nil && r.answered:
 		p.reason = requirement.LimitExceeded
 		p.text = fmt.Sprintf("%s: the verification took more than %s", repository, r.v.Limits.Time.Value())
-	case ctx.Err() != nil, errors.Is(err, registry.ErrUnavailable):
+	case ctx.Err() != nil:
 		p.reason = requirement.RegistryUnavailable
-	case errors.Is(err, registry.ErrDenied):
-		p.reason = requirement.RegistryDenied
-	case errors.Is(err, registry.ErrTooLarge):
-		p.reason = requirement.LimitExceeded
-	case errors.Is(err, registry.ErrMismatch), errors.Is(err, errOtherImage):
-		p.reason = requirement.ContentMismatch
-	case errors.Is(err, registry.ErrNotFound):
-		p.reason = requirement.SignatureMissing
 	}
 	r.problems = append(r.problems, p)
+}
+
+// reasonOf returns the reason of an error. What a signature says comes before a limit that it exceeds.
+func reasonOf(err error) string {
+	for _, known := range []struct {
+		err    error
+		reason string
+	}{
+		{errIdentity, requirement.IdentityMismatch}, {errNotSignature, requirement.SignatureMissing},
+		{errKind, requirement.SignatureMissing}, {errOther, requirement.AttestationMissing},
+		{errCondition, requirement.ConditionNotMet}, {registry.ErrUnavailable, requirement.RegistryUnavailable},
+		{registry.ErrDenied, requirement.RegistryDenied}, {registry.ErrTooLarge, requirement.LimitExceeded},
+		{registry.ErrMismatch, requirement.ContentMismatch}, {errOtherImage, requirement.ContentMismatch},
+		{registry.ErrNotFound, requirement.SignatureMissing},
+	} {
+		if errors.Is(err, known.err) {
+			return known.reason
+		}
+	}
+	return requirement.SignatureInvalid
 }
 
 var errUnreadable = errors.New("the signature could not be read")
@@ -176,11 +188,7 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 		r.missed(at, s, func(*leaf) error { return err })
 		return
 	}
-	defer func() {
-		if s.end != nil {
-			s.end()
-		}
-	}()
+	defer func() { s.end() }()
 	digest := s.digests[i]
 	var signers []string
 	misses := map[*leaf]error{}
@@ -258,20 +266,7 @@ func (r *run) missed(at place, s *signature, why func(*leaf) error) {
 }
 
 func missOf(err error) miss {
-	m := miss{reason: requirement.SignatureInvalid, text: safetext.ASCII(plain(err.Error()), maxMiss)}
-	switch {
-	case errors.Is(err, errIdentity):
-		m.reason = requirement.IdentityMismatch
-	case errors.Is(err, errNotSignature), errors.Is(err, errKind):
-		m.reason = requirement.SignatureMissing
-	case errors.Is(err, errOther):
-		m.reason = requirement.AttestationMissing
-	case errors.Is(err, errCondition):
-		m.reason = requirement.ConditionNotMet
-	case errors.Is(err, registry.ErrTooLarge):
-		m.reason = requirement.LimitExceeded
-	}
-	return m
+	return miss{reason: reasonOf(err), text: safetext.ASCII(plain(err.Error()), maxMiss)}
 }
 
 // plain returns the text of an error without the package that the errors of a registry begin with, and without the

@@ -43,7 +43,7 @@ type signature struct {
 	payloadDigest string         // of the statement
 	predicate     map[string]any // of the statement, decoded when it is needed first
 	unread        error          // why it is not
-	end           func()         // ends the turn to decode it; nil without one
+	end           func()         // ends the turn to decode it
 }
 
 var errNotSignature = errors.New("not a signature of an image")
@@ -82,9 +82,8 @@ func parseBundle(data []byte, accepted []string) (*signature, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &signature{
-		digests: said.digests, statement: said, payloadDigest: digestOf(envelope.GetPayload()), bundle: b, keyed: b,
-	}
+	s := said.signature(envelope.GetPayload())
+	s.bundle, s.keyed = b, b
 	content, err := b.VerificationContent()
 	if err != nil {
 		return nil, fmt.Errorf("invalid bundle: %w", err)
@@ -178,7 +177,7 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	if err != nil {
 		return nil, fmt.Errorf("invalid signature: %w", err)
 	}
-	s := &signature{digests: []string{said.Critical.Image.Digest}, payload: payload}
+	s := &signature{digests: []string{said.Critical.Image.Digest}, payload: payload, end: func() {}}
 	return s, s.annotate(annotations, func(b *protobundle.Bundle, algorithm string) {
 		b.Content = &protobundle.Bundle_MessageSignature{MessageSignature: &protocommon.MessageSignature{
 			Signature: made, MessageDigest: sum(algorithm, payload),
@@ -426,25 +425,21 @@ func checkEntry(body []byte) error {
 }
 
 func checkPEM(text []byte) error {
-	for {
-		var block *pem.Block
-		if block, text = pem.Decode(text); block == nil {
-			return nil
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		public, err := x509.ParsePKIXPublicKey(block.Bytes)
+		if err != nil {
+			public, err = x509.ParsePKCS1PublicKey(block.Bytes)
 		}
-		if public, err := x509.ParsePKIXPublicKey(block.Bytes); err == nil {
-			if err := checkKey(public); err != nil {
-				return err
-			}
+		if err == nil {
+			err = checkKey(public)
+		} else {
+			err = checkCertificate(block.Bytes)
 		}
-		if public, err := x509.ParsePKCS1PublicKey(block.Bytes); err == nil {
-			if err := checkKey(public); err != nil {
-				return err
-			}
-		}
-		if err := checkCertificate(block.Bytes); err != nil {
+		if err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 func checkCertificate(der []byte) error {

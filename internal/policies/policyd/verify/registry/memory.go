@@ -72,7 +72,7 @@ func Decoding(ctx context.Context, bytes int64) (end func(), err error) {
 		if r.Busy != nil {
 			r.Busy()
 		}
-		return nil, err
+		return func() {}, err
 	}
 	return func() { r.Turn.Release(1) }, nil
 }
