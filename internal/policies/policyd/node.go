@@ -236,9 +236,7 @@ func validUTF8(texts map[string]string) map[string]string {
 
 // Limits of a request for a verification, and of its answer. pullgated uses no larger answer.
 const (
-	maxRequirements = 256
-	maxDigests      = 64
-	maxName         = 4 << 10
+	maxRequirements, maxDigests, maxName = 256, 64, 4 << 10
 	// maxMessage, maxSigner and maxSigners bound the texts of a result.
 	maxMessage, maxSigner, maxSigners = 1 << 10, 512, 32
 	maxSignatures                     = 200 // how many signatures an answer lists

@@ -119,10 +119,9 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	if err != nil {
 		return nil // reload and poll report errors
 	}
-	if p.sought = policyfiles.VersionOf(set); !satisfies(p.sought, want, signatures) {
-		return nil
+	if p.sought = policyfiles.VersionOf(set); satisfies(p.sought, want, signatures) {
+		p.takeLocked(set, nil)
 	}
-	p.takeLocked(set, nil)
 	if now := p.current.Load(); satisfies(now.version, want, signatures) {
 		return now
 	}
@@ -136,8 +135,8 @@ func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	if err == nil {
 		err = p.useLocked(set)
 	}
-	const message = "Failed to read the policies: the previous ones stay in use"
-	p.noteLocked(&p.failure.folder, err, message, "policies", p.paths.Folder)
+	p.noteLocked(&p.failure.folder, err, "Failed to read the policies: the previous ones stay in use",
+		"policies", p.paths.Folder)
 }
 
 func (p *policies) noteLocked(failure *error, err error, message string, keysAndValues ...any) {

@@ -78,6 +78,12 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	text := func(l net.Listener) string {
+		if l == nil {
+			return ""
+		}
+		return l.Addr().String()
+	}
 	at := Addresses{Node: text(on.node), HTTPS: text(on.https), Metrics: text(on.metrics)}
 	o.Log.Info("Serving", "node", at.Node, "https", at.HTTPS, "metrics", at.Metrics,
 		"policies", o.Config.Policies, "version", o.Version)
@@ -87,7 +93,7 @@ func Run(ctx context.Context, o Options) error {
 	return serve(ctx, o, on, policies, certs, m)
 }
 
-type listeners struct{ node, https, metrics net.Listener }
+type listeners struct{ node, https, metrics net.Listener } // nil where nothing listens
 
 func nodeSocketOf(c config.Policyd) sockets.Socket {
 	return sockets.Socket{Program: programName, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
@@ -95,8 +101,10 @@ func nodeSocketOf(c config.Policyd) sockets.Socket {
 
 func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) {
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, on.close())
+		for _, l := range []net.Listener{on.node, on.https, on.metrics} {
+			if err != nil && l != nil {
+				err = errors.Join(err, l.Close())
+			}
 		}
 	}()
 	if on.node, err = nodeSocketOf(c).Listen(ctx); err != nil {
@@ -113,30 +121,13 @@ func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) 
 	return on, err
 }
 
-func (on listeners) close() error {
-	var err error
-	for _, l := range []net.Listener{on.node, on.https, on.metrics} {
-		if l != nil {
-			err = errors.Join(err, l.Close())
-		}
-	}
-	return err
-}
-
-func text(l net.Listener) string {
-	if l == nil {
-		return ""
-	}
-	return l.Addr().String()
-}
-
 // serve runs the servers. When ctx ends or one fails, it drains those whose clients wait, and then ends the others.
 func serve(ctx context.Context, o Options, on listeners, policies *policies, certs *certificates, m *metrics) error {
 	var stopping atomic.Bool
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var back errgroup.Group
-	back.Go(func() error { reload(behind, o, policies, certs); return nil })
+	back.Go(func() error { return reload(behind, o, policies, certs) })
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	if on.metrics != nil { // stopped after the front; the process ends if it fails
@@ -172,14 +163,14 @@ func serve(ctx context.Context, o Options, on listeners, policies *policies, cer
 	return err
 }
 
-func reload(ctx context.Context, o Options, policies *policies, certs *certificates) {
+func reload(ctx context.Context, o Options, policies *policies, certs *certificates) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		signal := false
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-tick.C:
 		case <-o.Reload:
 			signal = true
@@ -218,9 +209,8 @@ func ready(stopping *atomic.Bool, p *policies) (text string, ready bool) {
 		return "stopping", false
 	case p.namespaces != nil && !p.namespaces.ready():
 		return "the namespaces are not listed yet", false
-	default:
-		return "ok", true
 	}
+	return "ok", true
 }
 
 func notify(log klog.Logger, state string) {
