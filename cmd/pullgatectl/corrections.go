@@ -50,7 +50,7 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 		Empty: func(r *adminv1.RevokeResponse) bool {
 			return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
 		},
-		Plan: cli.View.Revocation,
+		Plan: (*cli.Page).Revocation,
 		Done: func(r *adminv1.RevokeResponse) string {
 			return fmt.Sprintf("Revoked %s, closed %s, ended %s.", cli.Count(len(r.GetProofs()), "proof", "proofs"),
 				cli.Count(len(r.GetClosed()), "open image", "open images"), cli.Count(len(r.GetGrants()), "grant", "grants"))
@@ -72,7 +72,7 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.Flags().StringVar(&request.ImageId, "image-id", "",
 		"only those of the image with this `ID`, or with this ID prefix")
-	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded, cli.View.Preloaded)
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded, (*cli.Page).Preloaded)
 }
 
 func pairFlags(cmd *cobra.Command, repository, imageID *string, whole *bool, all, meaning string) {
@@ -128,7 +128,7 @@ marked; if they change meanwhile, none is. In a distrusted store --all-untracked
 					"credentials proved access to some of these images, and accepting opens them to pods that did not")
 			},
 			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
-			Plan:  cli.View.Acceptance,
+			Plan:  (*cli.Page).Acceptance,
 			Done: func(r *adminv1.AcceptPreloadedResponse) string {
 				return fmt.Sprintf("Marked %s as preloaded.", cli.Count(len(r.GetAccepted()), "pair", "pairs"))
 			},
@@ -154,7 +154,7 @@ grants that depend on the marks end at once.` + cli.Changing,
 			Question: "Require proof for these images?",
 			Nothing:  "Nothing to forget: no mark matches.",
 			Empty:    func(r *adminv1.ForgetPreloadedResponse) bool { return len(r.GetForgotten())+len(r.GetGrants()) == 0 },
-			Plan:     cli.View.Forgetting,
+			Plan:     (*cli.Page).Forgetting,
 			Done: func(r *adminv1.ForgetPreloadedResponse) string {
 				return fmt.Sprintf("Forgot %s, ended %s. The images need proof from now on.",
 					cli.Count(len(r.GetForgotten()), "mark", "marks"), cli.Count(len(r.GetGrants()), "grant", "grants"))
@@ -192,7 +192,7 @@ again if the policy comes back. Endorsements are removed with their image.`,
 		"only those for the requirement with this `hash`, or with this prefix of a hash")
 	flags.StringVar(&request.Signer, "signer", "", "only those with this `signer`, written as in the list")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListEndorsements,
-		func(v cli.View, p *cli.Page, r *adminv1.ListEndorsementsResponse) { v.Endorsements(p, r) })
+		func(p *cli.Page, r *adminv1.ListEndorsementsResponse) { p.Endorsements(r) })
 }
 
 func endorsementRevokeCommand(c *cli.Console) *cobra.Command {
@@ -231,7 +231,7 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 			Question: "Revoke these endorsements?",
 			Nothing:  "Nothing to revoke: no endorsement matches.",
 			Empty:    func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
-			Plan:     func(v cli.View, p *cli.Page, r *adminv1.RevokeEndorsementsResponse) { v.Endorsements(p, r) },
+			Plan:     func(p *cli.Page, r *adminv1.RevokeEndorsementsResponse) { p.Endorsements(r) },
 			Done: func(r *adminv1.RevokeEndorsementsResponse) string {
 				return fmt.Sprintf("Revoked %s. Where a policy requires it, the images are pulled and verified again before a "+
 					"new pod can use them.", cli.Count(len(r.GetEndorsements()), "endorsement", "endorsements"))
@@ -251,7 +251,7 @@ now and have no record are marked preloaded, for every pod. First check the list
 	cli.ChangeCommand(c, cmd, &adminv1.EndDistrustRequest{}, adminv1.PullRecordsClient.EndDistrust,
 		cli.Change[*adminv1.EndDistrustResponse]{
 			Question: "End distrust?",
-			Plan:     cli.View.Trusting,
+			Plan:     (*cli.Page).Trusting,
 			Done: func(r *adminv1.EndDistrustResponse) string {
 				return fmt.Sprintf("Distrust has ended; the next scan marks %s preloaded.",
 					cli.Count(len(r.GetAccepted()), "pair", "pairs"))

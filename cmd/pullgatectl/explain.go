@@ -71,7 +71,7 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		pod.Namespace, pod.Name, err = coordinates("pod", pod.GetName())
 		return err
 	}
-	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), explain, cli.View.Explanation,
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), explain, (*cli.Page).Explanation,
 		func(e *adminv1.ExplainResponse) error { return exitOf(e, request.GetImage()) })
 }
 

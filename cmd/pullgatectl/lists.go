@@ -20,7 +20,7 @@ import (
 // listing makes cmd request a list by ask, a method of the API, and print it. It adds the flag --limit.
 func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command, o *cli.Output, request Q,
 	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error),
-	draw func(cli.View, *cli.Page, A), then ...func(A) error,
+	draw func(*cli.Page, A), then ...func(A) error,
 ) *cobra.Command {
 	limit := cmd.Flags().Uint("limit", 0, "list `N` entries at most; 0 is all")
 	return cli.ShowCommand(c, cmd, o, func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (A, error) {
@@ -43,7 +43,7 @@ unknown outcome is resolved by a list of images at least an hour later.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
-	listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListIntents, cli.View.Intents)
+	listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListIntents, (*cli.Page).Intents)
 	return cli.Group("intents", "Show pulls in progress or with unknown outcome", "", cmd)
 }
 
@@ -68,7 +68,7 @@ or "granted" for a grant that was restored from a running container.`,
 	cmd.Flags().StringVar(&request.Pod.Namespace, "namespace", "", "only those of pods of this `namespace`")
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
-	listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListGrants, cli.View.Grants)
+	listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListGrants, (*cli.Page).Grants)
 	return cli.Group("grants", "Show which pods may use which images", "", cmd)
 }
 
@@ -119,7 +119,7 @@ ACCESS shows which pods may use it:
 	flags.StringVar(&olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
 	flags.StringVar(&unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
 	return listing(c, cmd, cli.OutputFlags(cmd), &adminv1.ListImagesRequest{Filter: f},
-		adminv1.PullRecordsClient.ListImages, cli.View.Images)
+		adminv1.PullRecordsClient.ListImages, (*cli.Page).Images)
 }
 
 func before(c *cli.Console, flag, age string) (*timestamppb.Timestamp, error) {
@@ -148,7 +148,7 @@ func imagesGetCommand(c *cli.Console) *cobra.Command {
 		answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: args[0]})
 		return answer.GetImage(), err
 	}
-	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, cli.View.Image)
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, (*cli.Page).Image)
 }
 
 func podsCommand(c *cli.Console) *cobra.Command {
@@ -180,7 +180,7 @@ With --denied, the exit code is 4 if a pod needs proof or is denied, and 0 if no
 	}
 	cmd.Flags().BoolVar(&request.Denied, "denied", false,
 		"only what needs proof or is denied; exit code 4 if there is any")
-	return listing(c, cmd, cli.FormatFlag(cmd), &request, adminv1.PullRecordsClient.ListPods, cli.View.Pods,
+	return listing(c, cmd, cli.FormatFlag(cmd), &request, adminv1.PullRecordsClient.ListPods, (*cli.Page).Pods,
 		func(r *adminv1.ListPodsResponse) error {
 			if request.GetDenied() && len(r.GetImages()) > 0 {
 				return &cli.ExitError{Code: cli.ExitNeedsProof}
@@ -231,7 +231,7 @@ read some are left out, and stderr has their number.`,
 
 func follow(c *cli.Console, o *cli.Output, limit uint, next func() (*adminv1.WatchDecisionsResponse, error)) error {
 	if o.Format == cli.AsTable {
-		if err := c.Print(o, nil, cli.View.DecisionHead); err != nil {
+		if err := c.Print(o, nil, (*cli.Page).DecisionHead); err != nil {
 			return err
 		}
 	}
@@ -248,7 +248,7 @@ func follow(c *cli.Console, o *cli.Output, limit uint, next func() (*adminv1.Wat
 			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %d decisions are missing here, they came faster than they were read\n",
 				d.GetDropped())
 		}
-		if err := c.Print(o, d, func(v cli.View, p *cli.Page) { v.Decision(p, d) }); err != nil {
+		if err := c.Print(o, d, func(p *cli.Page) { p.Decision(d) }); err != nil {
 			return err
 		}
 	}

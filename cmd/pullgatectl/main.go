@@ -78,7 +78,7 @@ func versionCommand(c *cli.Console) *cobra.Command {
 		answer := map[string]any{
 			"version": program.Version, "commit": program.Commit, "date": program.Date, "goVersion": runtime.Version(),
 		}
-		return c.Print(o, answer, func(_ cli.View, p *cli.Page) { p.Line("%s", program.VersionLine("pullgatectl")) })
+		return c.Print(o, answer, func(p *cli.Page) { p.Line("%s", program.VersionLine("pullgatectl")) })
 	}
 	return cmd
 }
@@ -95,10 +95,10 @@ func statusCommand(c *cli.Console) *cobra.Command {
 	get := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.GetStatusResponse, error) {
 		return api.GetStatus(ctx, &adminv1.GetStatusRequest{})
 	}
-	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, func(v cli.View, p *cli.Page, s *adminv1.GetStatusResponse) {
-		v.Status(p, s)
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, func(p *cli.Page, s *adminv1.GetStatusResponse) {
+		p.Status(s)
 		if configuration {
-			v.Configuration(p, s)
+			p.Configuration(s)
 		}
 	})
 }

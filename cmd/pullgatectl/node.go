@@ -100,7 +100,7 @@ problem; the exit code is 1 then.`,
 			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v",
 				safetext.OneLine(wrong)))
 		}
-		if err := c.Print(o, st, func(_ cli.View, p *cli.Page) { draw(p, st.Lines()) }); err != nil {
+		if err := c.Print(o, st, func(p *cli.Page) { draw(p, st.Lines()) }); err != nil {
 			return err
 		}
 		if len(st.Wrong) > 0 {
@@ -193,9 +193,9 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, 
 			return nodeFailure(err)
 		}
 		if how.DryRun || len(p.Steps) == 0 {
-			return c.Print(o, p, func(_ cli.View, page *cli.Page) { draw(page, p.Lines()) })
+			return c.Print(o, p, func(page *cli.Page) { draw(page, p.Lines()) })
 		}
-		if err := c.Agree(ctx, how, question, func(page *cli.Page) { draw(page, p.Lines()) }); err != nil {
+		if err := c.Agree(ctx, how, o, question, func(page *cli.Page) { draw(page, p.Lines()) }); err != nil {
 			return err
 		}
 		if err := to.Apply(ctx, p); err != nil {
@@ -205,7 +205,7 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, 
 		if err != nil {
 			return nodeFailure(err)
 		}
-		return c.Print(o, st, func(_ cli.View, p *cli.Page) { draw(p, st.Lines()) })
+		return c.Print(o, st, func(p *cli.Page) { draw(p, st.Lines()) })
 	}
 	return cmd
 }
@@ -218,9 +218,8 @@ func nodeFailure(err error) error {
 		return program.WithHint(err, "wait for it, then see pullgatectl node status")
 	case errors.Is(err, fs.ErrPermission) && program.HintOf(err) == "":
 		return program.WithHint(err, "run it as root")
-	default:
-		return err
 	}
+	return err
 }
 
 func draw(p *cli.Page, lines []string) {
@@ -294,7 +293,7 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 		answer := struct {
 			Findings []doctor.Finding `json:"findings"`
 		}{found}
-		if err := c.Print(o, answer, func(_ cli.View, p *cli.Page) { showFindings(p, found) }); err != nil {
+		if err := c.Print(o, answer, func(p *cli.Page) { showFindings(p, found) }); err != nil {
 			return err
 		}
 		if doctor.Failed(found) {

@@ -59,7 +59,7 @@ be met.`,
 		Args: cobra.NoArgs,
 	}
 	return listing(c, cmd, cli.FormatFlag(cmd), &adminv1.ListPoliciesRequest{}, adminv1.PullRecordsClient.ListPolicies,
-		cli.View.Policies)
+		(*cli.Page).Policies)
 }
 
 func policyPresetCommand(c *cli.Console) *cobra.Command {
@@ -134,8 +134,8 @@ and 3 as for every command.`,
 		return api.VerifyImage(ctx, request)
 	}
 	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), verify,
-		func(v cli.View, p *cli.Page, r *adminv1.VerifyImageResponse) {
-			v.VerifiedImage(p, request.GetImage(), r)
+		func(p *cli.Page, r *adminv1.VerifyImageResponse) {
+			p.VerifiedImage(request.GetImage(), r)
 		}, func(r *adminv1.VerifyImageResponse) error { return verifiedExit(r, request.GetImage()) })
 }
 
@@ -272,7 +272,7 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 			return t.invalid(err)
 		}
 		result := policies.Test(pods)
-		if err := c.Print(o, result, func(_ cli.View, p *cli.Page) {
+		if err := c.Print(o, result, func(p *cli.Page) {
 			printTest(p, result, settings.RefuseUnjudged)
 		}); err != nil {
 			return err

@@ -49,7 +49,7 @@ store, set a longer --timeout.`,
 	verify := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.VerifyStoreResponse, error) {
 		return api.VerifyStore(ctx, &adminv1.VerifyStoreRequest{})
 	}
-	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), verify, cli.View.Verification,
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), verify, (*cli.Page).Verification,
 		func(r *adminv1.VerifyStoreResponse) error { return damagedIf(len(r.GetProblems())) })
 }
 
@@ -91,7 +91,7 @@ use store verify.`,
 		for _, p := range v.Problems {
 			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})
 		}
-		if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.Verification(p, answer) }); err != nil {
+		if err := c.Print(o, answer, func(p *cli.Page) { p.Verification(answer) }); err != nil {
 			return err
 		}
 		return damagedIf(len(v.Problems) + v.Omitted)
@@ -135,7 +135,7 @@ failure before that leaves the old one. Stop pullgated first.`,
 			return err
 		}
 		answer := map[string]any{"file": file, "bytesBefore": done.Before, "bytes": done.After}
-		return c.Print(o, answer, func(_ cli.View, p *cli.Page) {
+		return c.Print(o, answer, func(p *cli.Page) {
 			p.Line("%s: %s, before %s", file, cli.Size(done.After), cli.Size(done.Before))
 		})
 	})
@@ -166,9 +166,8 @@ func offlineFailure(err error) error {
 		return program.WithHint(err, "only root can read a store: run it as root")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return program.WithHint(err, "free space; the store is unchanged")
-	default:
-		return err
 	}
+	return err
 }
 
 func storeBackupCommand(c *cli.Console) *cobra.Command {
@@ -212,7 +211,7 @@ used only on this node, with the node.key of the same time: keep that beside it.
 			return err
 		}
 		answer := map[string]any{"file": file, "bytes": size}
-		return c.Print(o, answer, func(_ cli.View, p *cli.Page) { p.Line("%s written to %s", cli.Size(size), file) })
+		return c.Print(o, answer, func(p *cli.Page) { p.Line("%s written to %s", cli.Size(size), file) })
 	}
 	return cmd
 }
@@ -229,9 +228,8 @@ func backupFailure(err error) error {
 		return program.WithHint(err, "choose a directory that you may write to")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return program.WithHint(err, "free space, or choose another disk; no partial file was left")
-	default:
-		return err
 	}
+	return err
 }
 
 // backup writes a backup of the store, and returns its size after all of it was written.

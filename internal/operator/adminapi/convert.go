@@ -108,9 +108,8 @@ func verdictTo(d policy.Decision) adminv1.Verdict {
 		return adminv1.Verdict_VERDICT_UNSPECIFIED
 	case d.Verdict == policy.Allow:
 		return adminv1.Verdict_VERDICT_ALLOW
-	default:
-		return adminv1.Verdict_VERDICT_REVERIFY
 	}
+	return adminv1.Verdict_VERDICT_REVERIFY
 }
 
 func standingTo(s tracker.CredentialStatus) adminv1.CredentialStanding {

@@ -83,9 +83,8 @@ func (c explanation) withNever() string {
 		return "the pod stays in ErrImageNeverPull until a pull of another pod renews the proof"
 	case c.Allowed():
 		return "the pod starts without a pull too"
-	default:
-		return "the pod stays in ErrImageNeverPull"
 	}
+	return "the pod stays in ErrImageNeverPull"
 }
 
 func (c explanation) withAlways() string {
@@ -97,9 +96,8 @@ func (c explanation) withAlways() string {
 	case c.Reason == policy.Proved && c.OutageFallback && !c.PodSource:
 		return "the kubelet asks the registry, as it would without pullgate; if that is unavailable, kubelets that count " +
 			"as older than 1.33 get the image on the node (registryOutageFallback)"
-	default:
-		return "the kubelet asks the registry, as it would without pullgate"
 	}
+	return "the kubelet asks the registry, as it would without pullgate"
 }
 
 const reload = ", then `systemctl reload pullgated`"
@@ -115,9 +113,8 @@ func (c explanation) Remedies() []string {
 		return append(all, "A pull brings the image, and proves access for the pods that have its credential.")
 	case c.Allowed():
 		return append(all, c.denials()...)
-	default:
-		return append(all, c.permissions()...)
 	}
+	return append(all, c.permissions()...)
 }
 
 func (c explanation) denials() []string {
@@ -321,9 +318,8 @@ func (c explanation) State(reported func(admission.Finding) bool) string {
 		return stateNeedsProof
 	case unknown:
 		return "unknown"
-	default:
-		return "runs"
 	}
+	return "runs"
 }
 
 func notAsked(f admission.Finding) bool { return f.Reason == admission.NotAsked && !f.Audit }
@@ -380,9 +376,8 @@ func container(e admission.Explanation) string {
 		return "the sandbox"
 	case e.Container == "":
 		return "the container"
-	default:
-		return "container " + e.Container
 	}
+	return "container " + e.Container
 }
 
 func (c explanation) policyConsequences() (all []string) {

@@ -47,9 +47,8 @@ func (c explanation) who() string {
 		return "a new pod of namespace " + c.Pod.Namespace
 	case c.Pod.Name == "":
 		return "pod " + c.Pod.UID
-	default:
-		return "pod " + c.Pod.Namespace + "/" + c.Pod.Name
 	}
+	return "pod " + c.Pod.Namespace + "/" + c.Pod.Name
 }
 
 func at(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -187,9 +186,8 @@ func (c explanation) Rule() string {
 	case containerRefused:
 		return fmt.Sprintf("%s was denied a container of the image. Its next pre-check is answered as if the image were "+
 			"absent, so the kubelet pulls, and the pull proves access again.", upper(c.who()))
-	default:
-		return "The rule is " + string(c.Reason) + "."
 	}
+	return "The rule is " + string(c.Reason) + "."
 }
 
 func upper(s string) string { return strings.ToUpper(s[:min(1, len(s))]) + s[min(1, len(s)):] }
@@ -269,9 +267,8 @@ func (c explanation) proved() string {
 			"valid until %s.", text, at(expires), at(until))
 	case expires.IsZero():
 		return text + ", and the proof does not expire."
-	default:
-		return fmt.Sprintf("%s, and the proof is valid until %s.", text, at(expires))
 	}
+	return fmt.Sprintf("%s, and the proof is valid until %s.", text, at(expires))
 }
 
 func (c explanation) expired() string {
@@ -319,9 +316,8 @@ func (c explanation) ownCredentials() string {
 		return "the Secrets of " + c.who() + " could not be read"
 	case len(names) > 1:
 		return "those of " + enumerated(names) + " are not among them"
-	default:
-		return "that of " + names[0] + " is not among them"
 	}
+	return "that of " + names[0] + " is not among them"
 }
 
 func (c explanation) secretNames() (names []string) {
@@ -356,8 +352,7 @@ func (c explanation) whyUnmarked() string {
 		return "the same image is preloaded as " + enumerated(c.Known.MarkedAs) + tenant
 	case c.VerifyUntracked:
 		return "untrackedImages is Verify"
-	default:
-		return "an image is being removed, a container is being created, or another name of the image is being pulled; the " +
-			"next request is judged again"
 	}
+	return "an image is being removed, a container is being created, or another name of the image is being pulled; the " +
+		"next request is judged again"
 }

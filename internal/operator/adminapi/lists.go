@@ -370,7 +370,6 @@ func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*a
 			wanted, strings.Join(ids[:min(10, len(ids))], ", "))
 	case !asked && !isID:
 		return nil, fmt.Errorf("%w what %q stands for; give an image ID", errUnasked, wanted)
-	default:
-		return nil, status.Errorf(codes.NotFound, "neither the runtime nor the store knows %q", wanted)
 	}
+	return nil, status.Errorf(codes.NotFound, "neither the runtime nor the store knows %q", wanted)
 }

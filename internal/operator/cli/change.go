@@ -51,8 +51,8 @@ func (c *Console) Answerable(how *Consent) error {
 }
 
 // Agree shows a plan on stderr, and returns nil if the user agrees.
-func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan func(*Page)) error {
-	if err := c.show(plan); err != nil {
+func (c *Console) Agree(ctx context.Context, how *Consent, o *Output, question string, plan func(*Page)) error {
+	if err := c.show(o, plan); err != nil {
 		return err
 	}
 	if how.yes {
@@ -61,8 +61,8 @@ func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan
 	return c.confirm(ctx, question)
 }
 
-func (c *Console) show(plan func(*Page)) error {
-	p := c.page(c.errTerminal)
+func (c *Console) show(o *Output, plan func(*Page)) error {
+	p := c.page(c.errTerminal, o)
 	plan(p)
 	if _, err := c.Err.Write(p.Take()); err != nil {
 		return fmt.Errorf("show what would be done: %w", err)
@@ -83,8 +83,8 @@ type Change[R proto.Message] struct {
 	Refuse func(R) error
 	// Empty reports whether a plan contains no change; nil means that it always contains one.
 	Empty func(R) bool
-	Plan  func(View, *Page, R) // shows what would be done
-	Done  func(R) string       // says in a sentence what was done
+	Plan  func(*Page, R) // shows what would be done
+	Done  func(R) string // says in a sentence what was done
 }
 
 // ChangeCommand makes cmd show what a call would change, and make it if the user agrees. The field dry_run of the
@@ -126,9 +126,9 @@ func carryOut[R proto.Message](
 		return err
 	}
 	empty := what.Empty != nil && what.Empty(planned)
-	plan := func(p *Page) { what.Plan(o.View(c), p, planned) }
+	plan := func(p *Page) { what.Plan(p, planned) }
 	if how.DryRun || empty {
-		err := c.Print(o, planned, func(_ View, p *Page) {
+		err := c.Print(o, planned, func(p *Page) {
 			plan(p)
 			if empty && what.Nothing != "" {
 				p.Prose("", "%s", what.Nothing)
@@ -141,20 +141,20 @@ func carryOut[R proto.Message](
 	}
 	if what.Refuse != nil {
 		if err := what.Refuse(planned); err != nil {
-			return errors.Join(c.show(plan), err)
+			return errors.Join(c.show(o, plan), err)
 		}
 	}
 	if err := c.Answerable(how); err != nil { // after the plan has checked the input
 		return err
 	}
-	if err := c.Agree(ctx, how, what.Question, plan); err != nil {
+	if err := c.Agree(ctx, how, o, what.Question, plan); err != nil {
 		return err
 	}
 	did, err := do(false)
 	if err != nil {
 		return err
 	}
-	return c.Print(o, did, func(_ View, p *Page) { p.Prose("", "%s", what.Done(did)) })
+	return c.Print(o, did, func(p *Page) { p.Prose("", "%s", what.Done(did)) })
 }
 
 // Password returns a line of stdin. On a terminal it asks for it, without echo.
@@ -197,44 +197,44 @@ func (c *Console) confirm(ctx context.Context, question string) error {
 }
 
 // Revocation prints what a revocation revokes, or would revoke.
-func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
+func (p *Page) Revocation(r *adminv1.RevokeResponse) {
 	var rows [][]string
 	for _, proof := range r.GetProofs() {
 		rows = append(rows, []string{
-			proof.GetPair().GetRepository(), v.ID(proof.GetPair().GetImageId()), v.ID(proof.GetProof().GetCredentialId()),
-			secretNames(proof.GetProof().GetSecrets()), v.age(proof.GetProof().GetLastProved()),
-			v.age(proof.GetProof().GetLastUsed()),
+			proof.GetPair().GetRepository(), p.ID(proof.GetPair().GetImageId()), p.ID(proof.GetProof().GetCredentialId()),
+			secretNames(proof.GetProof().GetSecrets()), p.age(proof.GetProof().GetLastProved()),
+			p.age(proof.GetProof().GetLastUsed()),
 		})
 	}
 	for _, pair := range r.GetClosed() {
-		rows = append(rows, []string{pair.GetRepository(), v.ID(pair.GetImageId()), "every pod", "", "", ""})
+		rows = append(rows, []string{pair.GetRepository(), p.ID(pair.GetImageId()), "every pod", "", "", ""})
 	}
 	if len(rows) > 0 {
 		p.Table([]string{"REPOSITORY", "IMAGE ID", "CREDENTIAL", "SECRETS", "LAST PROVED", "LAST USED"}, rows)
 	}
-	v.ending(p, r.GetGrants())
+	p.ending(r.GetGrants())
 	if len(r.GetMarked()) > 0 {
 		p.Gap()
 		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every "+
 			"pod may still use marked images. `pullgatectl preloaded forget` ends that.",
 			Count(len(r.GetMarked()), "pair is", "pairs are"))
-		v.marks(p, r.GetMarked())
+		p.marks(r.GetMarked())
 	}
 }
 
-func (v View) ending(p *Page, grants []*adminv1.Grant) {
+func (p *Page) ending(grants []*adminv1.Grant) {
 	if len(grants) == 0 {
 		return
 	}
 	p.Gap()
 	p.Prose("", "Grants that end; running containers continue, and new containers of these pods are judged again:")
-	v.grants(p, grants)
+	p.grants(grants)
 }
 
 // Acceptance prints which pairs are marked preloaded, or would be.
-func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
+func (p *Page) Acceptance(r *adminv1.AcceptPreloadedResponse) {
 	if len(r.GetProved()) == 0 {
-		v.pairs(p, r.GetAccepted())
+		p.pairs(r.GetAccepted())
 		return
 	}
 	proved := map[string]string{}
@@ -246,7 +246,7 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 		proved[rec.GetPair().GetImageId()+" "+rec.GetPair().GetRepository()] = by
 	}
 	tableOf(p, []string{"REPOSITORY", "IMAGE ID", "PROVED BY"}, r.GetAccepted(), func(pair *adminv1.Pair) []string {
-		return []string{pair.GetRepository(), v.ID(pair.GetImageId()), proved[pair.GetImageId()+" "+pair.GetRepository()]}
+		return []string{pair.GetRepository(), p.ID(pair.GetImageId()), proved[pair.GetImageId()+" "+pair.GetRepository()]}
 	})
 	p.Gap()
 	p.PaintProse(Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs "+
@@ -254,30 +254,30 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 }
 
 // Forgetting prints which marks are removed, or would be.
-func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
-	v.marks(p, r.GetForgotten())
-	v.ending(p, r.GetGrants())
+func (p *Page) Forgetting(r *adminv1.ForgetPreloadedResponse) {
+	p.marks(r.GetForgotten())
+	p.ending(r.GetGrants())
 	if len(r.GetStillOpen()) > 0 {
 		p.Gap()
 		p.PaintProse(Heed, "", "Every pod may still use these names of the same images, because their records are open; "+
 			"`pullgatectl revoke --repository` closes them:")
-		v.pairs(p, r.GetStillOpen())
+		p.pairs(r.GetStillOpen())
 	}
 }
 
 // Trusting prints what the end of distrust opens, or would open.
-func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
-	p.Prose("", "The store is in distrust since %s: %s.", v.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())
+func (p *Page) Trusting(r *adminv1.EndDistrustResponse) {
+	p.Prose("", "The store is in distrust since %s: %s.", p.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())
 	if len(r.GetAccepted()) == 0 {
 		p.Prose("", "No image on the node is untracked: ending distrust marks none preloaded.")
 		return
 	}
 	p.Prose("", "These images become preloaded, for every pod:")
-	v.pairs(p, r.GetAccepted())
+	p.pairs(r.GetAccepted())
 }
 
 // Verification prints the result of a verification of the store.
-func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
+func (p *Page) Verification(r *adminv1.VerifyStoreResponse) {
 	took := r.GetTook().AsDuration().Round(time.Millisecond)
 	if len(r.GetProblems()) == 0 {
 		p.Paint(Good, "%s read in %s: the store is valid.", Count(r.GetValues(), "value", "values"), took)

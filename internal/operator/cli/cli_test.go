@@ -236,23 +236,22 @@ func TestPageMakesEverythingSafe(t *testing.T) {
 
 // An empty answer, for example from an older daemon, is printed without a panic.
 func TestEmptyAnswersHaveAMessage(t *testing.T) {
-	v := cli.View{Now: time.Unix(0, 0).UTC()}
 	for name, draw := range map[string]func(*cli.Page){
-		"Status":       func(p *cli.Page) { v.Status(p, nil) },
-		"Images":       func(p *cli.Page) { v.Images(p, &adminv1.ListImagesResponse{Images: []*adminv1.Image{nil}}) },
-		"Image":        func(p *cli.Page) { v.Image(p, nil) },
-		"Intents":      func(p *cli.Page) { v.Intents(p, &adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{nil}}) },
-		"Grants":       func(p *cli.Page) { v.Grants(p, &adminv1.ListGrantsResponse{Grants: []*adminv1.Grant{nil}}) },
-		"Preloaded":    func(p *cli.Page) { v.Preloaded(p, &adminv1.ListPreloadedResponse{Marks: []*adminv1.Mark{nil}}) },
-		"Explanation":  func(p *cli.Page) { v.Explanation(p, nil) },
-		"Decision":     func(p *cli.Page) { v.Decision(p, nil) },
-		"Trusting":     func(p *cli.Page) { v.Trusting(p, nil) },
-		"Verification": func(p *cli.Page) { v.Verification(p, nil) },
+		"Status":       func(p *cli.Page) { p.Status(nil) },
+		"Images":       func(p *cli.Page) { p.Images(&adminv1.ListImagesResponse{Images: []*adminv1.Image{nil}}) },
+		"Image":        func(p *cli.Page) { p.Image(nil) },
+		"Intents":      func(p *cli.Page) { p.Intents(&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{nil}}) },
+		"Grants":       func(p *cli.Page) { p.Grants(&adminv1.ListGrantsResponse{Grants: []*adminv1.Grant{nil}}) },
+		"Preloaded":    func(p *cli.Page) { p.Preloaded(&adminv1.ListPreloadedResponse{Marks: []*adminv1.Mark{nil}}) },
+		"Explanation":  func(p *cli.Page) { p.Explanation(nil) },
+		"Decision":     func(p *cli.Page) { p.Decision(nil) },
+		"Trusting":     func(p *cli.Page) { p.Trusting(nil) },
+		"Verification": func(p *cli.Page) { p.Verification(nil) },
 		"Revocation": func(p *cli.Page) {
-			v.Revocation(p, &adminv1.RevokeResponse{Grants: []*adminv1.Grant{nil}, Proofs: []*adminv1.RevokedProof{nil}})
+			p.Revocation(&adminv1.RevokeResponse{Grants: []*adminv1.Grant{nil}, Proofs: []*adminv1.RevokedProof{nil}})
 		},
 	} {
-		p := &cli.Page{}
+		p := &cli.Page{Now: time.Unix(0, 0).UTC()}
 		draw(p)
 		if len(p.Take()) == 0 {
 			t.Errorf("%s of an empty list prints nothing", name)

@@ -88,9 +88,8 @@ func Path(from, endpoint string) (string, error) {
 	case len(path) > longestPath:
 		return "", wrong("give pullgated a shorter admin.listen", "the path has %d bytes, more than the %d of a socket",
 			len(path), longestPath)
-	default:
-		return path, nil
 	}
+	return path, nil
 }
 
 // A Link describes the connection to the daemon.

@@ -50,14 +50,13 @@ func System() *Console {
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// Page returns an empty page for Out, with colours on a terminal unless NO_COLOR is set (https://no-color.org).
-func (c *Console) Page() *Page { return c.page(c.OutTerminal) }
-
-func (c *Console) page(terminal bool) *Page {
-	if !terminal {
-		return &Page{}
+// page returns an empty page, with colours on a terminal unless NO_COLOR is set (https://no-color.org).
+func (c *Console) page(terminal bool, o *Output) *Page {
+	p := &Page{Now: c.Now(), WholeIDs: o.wholeIDs, AbsoluteTimes: o.absoluteTimes}
+	if terminal {
+		p.Colours, p.Width = c.getenv("NO_COLOR") == "" && c.getenv("TERM") != "dumb", c.width
 	}
-	return &Page{Colours: c.getenv("NO_COLOR") == "" && c.getenv("TERM") != "dumb", Width: c.width}
+	return p
 }
 
 // Run runs a root command with the arguments and returns the exit code.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -22,7 +23,7 @@ import (
 func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buffer) {
 	out, err = &bytes.Buffer{}, &bytes.Buffer{}
 	return &Console{
-		in: strings.NewReader(""), Out: out, Err: err,
+		in: strings.NewReader(""), Out: out, Err: err, Now: time.Now,
 		getenv: func(name string) string { return environment[name] },
 	}, out, err
 }
@@ -66,7 +67,7 @@ func TestAgreeShowsBeforeItReturns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, out, shown := consoleWith(nil)
 			c.in = strings.NewReader(test.answer)
-			err := c.Agree(t.Context(), &test.how, "Do it?", func(p *Page) { p.Line("the plan") })
+			err := c.Agree(t.Context(), &test.how, &Output{}, "Do it?", func(p *Page) { p.Line("the plan") })
 			if (err == nil) != test.agreed {
 				t.Errorf("Agree() = %v; want agreed: %t", err, test.agreed)
 			}
@@ -81,8 +82,8 @@ func TestAgreeShowsBeforeItReturns(t *testing.T) {
 func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
 	c, _, _ := consoleWith(nil)
 	c.Err = broken{}
-	if err := c.Agree(t.Context(), &Consent{yes: true}, "Do it?", func(p *Page) { p.Line("the plan") }); !errors.Is(err,
-		errBroken) {
+	plan := func(p *Page) { p.Line("the plan") }
+	if err := c.Agree(t.Context(), &Consent{yes: true}, &Output{}, "Do it?", plan); !errors.Is(err, errBroken) {
 		t.Errorf("Agree() = %v; want %v", err, errBroken)
 	}
 }

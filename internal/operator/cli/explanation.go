@@ -12,7 +12,7 @@ import (
 const mostProofs = 10
 
 // Explanation prints the verdict, why, the evidence, what will happen and what would change it, as the daemon says.
-func (v View) Explanation(p *Page, e *adminv1.ExplainResponse) {
+func (p *Page) Explanation(e *adminv1.ExplainResponse) {
 	colour := Heed
 	if e.GetVerdict() == adminv1.Verdict_VERDICT_ALLOW &&
 		!slices.ContainsFunc(e.GetPolicyAnswers(), func(a *adminv1.PolicyAnswer) bool {
@@ -25,7 +25,7 @@ func (v View) Explanation(p *Page, e *adminv1.ExplainResponse) {
 	p.Prose("", "Why (%s): %s", e.GetReason(), e.GetRule())
 	p.Gap()
 	p.Line("Evidence:")
-	v.evidence(p, e)
+	p.evidence(e)
 	policyAnswers(p, e)
 	sentences(p, "What will happen:", e.GetConsequences())
 	sentences(p, "What would change it:", e.GetRemedies())
@@ -102,14 +102,14 @@ func sentences(p *Page, title string, list []string) {
 	}
 }
 
-func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
+func (p *Page) evidence(e *adminv1.ExplainResponse) {
 	row := func(name, format string, args ...any) { p.Prose(fmt.Sprintf("  %-13s", name), format, args...) }
 	facts := e.GetEvidence()
 	switch id := e.GetPair().GetImageId(); {
 	case facts.GetPresence() == adminv1.Presence_PRESENCE_UNSPECIFIED:
 		row("image", "unknown: the runtime could not be asked")
 	case id != "":
-		row("image", "%s in %s", v.ID(id), e.GetPair().GetRepository())
+		row("image", "%s in %s", p.ID(id), e.GetPair().GetRepository())
 	}
 	if facts.GetById() {
 		row("name", "an image ID, or not a name of the image")
@@ -123,15 +123,15 @@ func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 		row("exempt", "%s", facts.GetExemption())
 	}
 	if m := facts.GetMark(); m != nil {
-		row("preloaded", "%s, set by %s", v.lasting(m.GetSet()), origin(m.GetOrigin()))
+		row("preloaded", "%s, set by %s", p.lasting(m.GetSet()), origin(m.GetOrigin()))
 	}
-	v.recordRows(row, facts)
+	p.recordRows(row, facts)
 	for _, i := range facts.GetIntents() {
 		state := "in progress"
 		if i.GetEnded() != nil {
-			state = "unknown outcome, answer lost " + v.ago(i.GetEnded())
+			state = "unknown outcome, answer lost " + p.ago(i.GetEnded())
 		}
-		row("pull", "%s, begun %s: %s", i.GetName(), v.ago(i.GetBegun()), state)
+		row("pull", "%s, begun %s: %s", i.GetName(), p.ago(i.GetBegun()), state)
 	}
 	for _, name := range facts.GetRivals() {
 		row("same image", "needs proof as %s", name)
@@ -142,12 +142,12 @@ func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 	if g := facts.GetGrant(); g != nil {
 		by := ""
 		if g.GetCredentialId() != "" {
-			by = ", by credential " + v.ID(g.GetCredentialId())
+			by = ", by credential " + p.ID(g.GetCredentialId())
 		}
 		row("grant", "%s%s", g.GetReason(), by)
 	}
 	for _, c := range facts.GetCredentials() {
-		row("pod has", "credential %s%s: %s", v.ID(c.GetCredentialId()), ofSecrets(c.GetSecret()), standing(c.GetStanding()))
+		row("pod has", "credential %s%s: %s", p.ID(c.GetCredentialId()), ofSecrets(c.GetSecret()), standing(c.GetStanding()))
 	}
 	switch {
 	case e.GetPod().GetName() == "" && e.GetPod().GetUid() == "":
@@ -161,7 +161,7 @@ func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 	}
 }
 
-func (v View) recordRows(row func(name, format string, args ...any), facts *adminv1.Evidence) {
+func (p *Page) recordRows(row func(name, format string, args ...any), facts *adminv1.Evidence) {
 	r := facts.GetRecord()
 	switch {
 	case facts.GetUnreadable() != "":
@@ -170,7 +170,7 @@ func (v View) recordRows(row func(name, format string, args ...any), facts *admi
 		row("record", "none")
 	case r == nil:
 	case r.GetOpen():
-		row("record", "open to every pod %s", v.lasting(r.GetOpened()))
+		row("record", "open to every pod %s", p.lasting(r.GetOpened()))
 	case len(r.GetProofs()) == 0:
 		row("record", "no proofs")
 	}
@@ -182,28 +182,28 @@ func (v View) recordRows(row func(name, format string, args ...any), facts *admi
 		more := ""
 		switch t := proof.GetExpires(); {
 		case t == nil:
-		case t.AsTime().After(v.Now):
-			more += ", expires " + v.ago(t)
+		case t.AsTime().After(p.Now):
+			more += ", expires " + p.ago(t)
 		default:
-			more += ", expired " + v.ago(t)
+			more += ", expired " + p.ago(t)
 		}
 		if proof.GetDenied() != nil {
-			more += ", denied by the registry " + v.ago(proof.GetDenied())
+			more += ", denied by the registry " + p.ago(proof.GetDenied())
 		}
 		proved := "proved"
 		if carriedOver(proof) {
 			proved = "carried over, not yet confirmed by the registry; the Secret's earlier content proved"
 		}
-		row("proof", "credential %s%s: %s %s, last proved %s, last used %s%s", v.ID(proof.GetCredentialId()),
+		row("proof", "credential %s%s: %s %s, last proved %s, last used %s%s", p.ID(proof.GetCredentialId()),
 			ofSecrets(proof.GetSecrets()...),
-			proved, v.ago(proof.GetFirstProved()), v.ago(proof.GetLastProved()), v.ago(proof.GetLastUsed()), more)
+			proved, p.ago(proof.GetFirstProved()), p.ago(proof.GetLastProved()), p.ago(proof.GetLastUsed()), more)
 	}
 	if r.GetRevoked() != nil {
 		other := ""
 		if r.GetOpen() || len(r.GetProofs()) > 0 {
 			other = "other "
 		}
-		row("revoked", "%sproofs, or a preloaded mark, %s", other, v.ago(r.GetRevoked()))
+		row("revoked", "%sproofs, or a preloaded mark, %s", other, p.ago(r.GetRevoked()))
 	}
 }
 

@@ -207,8 +207,7 @@ func expand(ctx context.Context, api adminv1.PullRecordsClient, flag, prefix, ad
 		return "", program.Hintf(advice, "--%s %s: %s", flag, prefix, none)
 	case 1:
 		return fitting[0], nil
-	default:
-		return "", program.Hintf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, prefix,
-			strings.Join(fitting, ", "))
 	}
+	return "", program.Hintf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, prefix,
+		strings.Join(fitting, ", "))
 }

@@ -65,7 +65,7 @@ func List[Q proto.Message, A ListPage](ctx context.Context, api adminv1.PullReco
 }
 
 // Images prints which pods may use which image, a line for each repository of an image.
-func (v View) Images(p *Page, r *adminv1.ListImagesResponse) {
+func (p *Page) Images(r *adminv1.ListImagesResponse) {
 	var rows [][]string
 	for _, i := range r.GetImages() {
 		known := repositories(i)
@@ -75,12 +75,12 @@ func (v View) Images(p *Page, r *adminv1.ListImagesResponse) {
 				since = k.mark.GetSet()
 			}
 			rows = append(rows, []string{
-				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, tags(i, k.repository), k.access(), v.age(since),
-				v.age(k.record.GetLastUsed()),
+				p.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, tags(i, k.repository), k.access(), p.age(since),
+				p.age(k.record.GetLastUsed()),
 			})
 		}
 		if len(known) == 0 {
-			rows = append(rows, []string{v.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", "", ""})
+			rows = append(rows, []string{p.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", "", ""})
 		}
 	}
 	p.Table([]string{"IMAGE ID", "PRESENT", "REPOSITORY", "TAG", "ACCESS", "SINCE", "LAST USED"}, rows)
@@ -97,7 +97,7 @@ func tags(i *adminv1.Image, repository string) string {
 }
 
 // Image prints everything about one image.
-func (v View) Image(p *Page, i *adminv1.Image) {
+func (p *Page) Image(i *adminv1.Image) {
 	p.Line("Image    %s", i.GetImageId())
 	p.Line("Present  %s", presence(i.GetPresence()))
 	for n, name := range i.GetNames() {
@@ -107,29 +107,29 @@ func (v View) Image(p *Page, i *adminv1.Image) {
 		p.Gap()
 		p.Paint(Bold, "%s", k.repository)
 		if k.mark != nil {
-			p.Line("  Preloaded %s, set by %s.", v.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
+			p.Line("  Preloaded %s, set by %s.", p.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
 		}
 		switch {
 		case k.unreadable:
 			p.Line("  Its record is unreadable: it needs proof under every policy.")
 		case k.record != nil:
-			v.record(p, k.record)
+			p.record(k.record)
 		case k.mark == nil:
 			p.Line("  Untracked: it needs proof.")
 		}
 	}
 }
 
-func (v View) record(p *Page, r *adminv1.Record) {
+func (p *Page) record(r *adminv1.Record) {
 	switch {
 	case r.GetOpen():
-		p.Line("  Open to every pod %s.", v.lasting(r.GetOpened()))
+		p.Line("  Open to every pod %s.", p.lasting(r.GetOpened()))
 	case len(r.GetProofs()) == 0:
 		p.Line("  No credential has proved access: it needs proof.")
 	}
-	line := "  Recorded " + v.ago(r.GetCreated()) + ", last used " + v.ago(r.GetLastUsed())
+	line := "  Recorded " + p.ago(r.GetCreated()) + ", last used " + p.ago(r.GetLastUsed())
 	if r.GetRevoked() != nil {
-		line += ", proofs or a preloaded mark revoked " + v.ago(r.GetRevoked())
+		line += ", proofs or a preloaded mark revoked " + p.ago(r.GetRevoked())
 	}
 	p.Line("%s.", line)
 	if len(r.GetProofs()) == 0 {
@@ -138,50 +138,50 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	head := []string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}
 	tableOf(p, head, r.GetProofs(), func(proof *adminv1.Proof) []string {
 		return []string{
-			"  " + v.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), v.age(proof.GetFirstProved()),
-			v.age(proof.GetLastProved()),
-			v.age(proof.GetLastUsed()), v.expiry(proof.GetExpires()), v.age(proof.GetDenied()),
+			"  " + p.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), p.age(proof.GetFirstProved()),
+			p.age(proof.GetLastProved()),
+			p.age(proof.GetLastUsed()), p.expiry(proof.GetExpires()), p.age(proof.GetDenied()),
 		}
 	})
 	for _, proof := range r.GetProofs() {
 		if carriedOver(proof) {
 			p.Prose("  ", "%s is carried over from an earlier content of its Secret, not yet confirmed by the registry.",
-				v.ID(proof.GetCredentialId()))
+				p.ID(proof.GetCredentialId()))
 		}
 	}
 }
 
-func (v View) expiry(expires *timestamppb.Timestamp) string {
-	return strings.TrimPrefix(v.ago(expires), "at ")
+func (p *Page) expiry(expires *timestamppb.Timestamp) string {
+	return strings.TrimPrefix(p.ago(expires), "at ")
 }
 
 // Intents prints the pulls without a known result.
-func (v View) Intents(p *Page, r *adminv1.ListIntentsResponse) {
+func (p *Page) Intents(r *adminv1.ListIntentsResponse) {
 	head := []string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}
 	tableOf(p, head, r.GetIntents(), func(i *adminv1.Intent) []string {
 		state := "in progress"
 		if i.GetEnded() != nil {
 			state = "answer lost"
 		}
-		return []string{i.GetRepository(), i.GetName(), state, v.age(i.GetBegun()), v.age(i.GetEnded())}
+		return []string{i.GetRepository(), i.GetName(), state, p.age(i.GetBegun()), p.age(i.GetEnded())}
 	})
 }
 
 // Grants prints which pods may use which images.
-func (v View) Grants(p *Page, r *adminv1.ListGrantsResponse) { v.grants(p, r.GetGrants()) }
+func (p *Page) Grants(r *adminv1.ListGrantsResponse) { p.grants(r.GetGrants()) }
 
-func (v View) grants(p *Page, grants []*adminv1.Grant) {
+func (p *Page) grants(grants []*adminv1.Grant) {
 	tableOf(p, []string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, grants,
 		func(g *adminv1.Grant) []string {
 			return []string{
-				coordinates(g.GetPod()), g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()),
-				g.GetReason(), v.ID(g.GetCredentialId()),
+				coordinates(g.GetPod()), g.GetPod().GetUid(), g.GetPair().GetRepository(), p.ID(g.GetPair().GetImageId()),
+				g.GetReason(), p.ID(g.GetCredentialId()),
 			}
 		})
 }
 
 // Pods prints the images of pods, and what would happen to them.
-func (View) Pods(p *Page, r *adminv1.ListPodsResponse) {
+func (p *Page) Pods(r *adminv1.ListPodsResponse) {
 	tableOf(p, []string{"POD", "CONTAINER", "IMAGE", "STATE", "PULL SECRET"}, r.GetImages(),
 		func(i *adminv1.PodImage) []string {
 			return []string{i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState(), pullSecrets(i)}
@@ -196,30 +196,27 @@ func (View) Pods(p *Page, r *adminv1.ListPodsResponse) {
 }
 
 func pullSecrets(i *adminv1.PodImage) string {
-	switch names := strings.Join(i.GetPullSecrets(), ", "); {
-	case i.GetState() != "needs proof":
+	if i.GetState() != "needs proof" {
 		return ""
-	case !i.GetPullSecretsKnown():
-		return cmp.Or(names, "unknown")
-	default:
-		return cmp.Or(names, "none")
 	}
+	otherwise := map[bool]string{true: "none", false: "unknown"}[i.GetPullSecretsKnown()]
+	return cmp.Or(strings.Join(i.GetPullSecrets(), ", "), otherwise)
 }
 
 // Preloaded prints the preloaded images.
-func (v View) Preloaded(p *Page, r *adminv1.ListPreloadedResponse) { v.marks(p, r.GetMarks()) }
+func (p *Page) Preloaded(r *adminv1.ListPreloadedResponse) { p.marks(r.GetMarks()) }
 
-func (v View) marks(p *Page, marks []*adminv1.Mark) {
+func (p *Page) marks(marks []*adminv1.Mark) {
 	tableOf(p, []string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, marks, func(m *adminv1.Mark) []string {
-		return []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}
+		return []string{m.GetPair().GetRepository(), p.ID(m.GetPair().GetImageId()), p.age(m.GetSet()), m.GetOrigin()}
 	})
 }
 
 // Endorsements prints for which images signatures were verified.
-func (v View) Endorsements(p *Page, r interface{ GetEndorsements() []*adminv1.Endorsement }) {
+func (p *Page) Endorsements(r interface{ GetEndorsements() []*adminv1.Endorsement }) {
 	head := []string{"REPOSITORY", "IMAGE ID", "RULES", "REQUIREMENT", "SIGNERS", "VERIFIED", "EXPIRES"}
 	tableOf(p, head, r.GetEndorsements(), func(e *adminv1.Endorsement) []string {
-		rules, expires := strings.Join(e.GetRules(), "; "), v.expiry(e.GetExpires())
+		rules, expires := strings.Join(e.GetRules(), "; "), p.expiry(e.GetExpires())
 		switch {
 		case e.GetVerified() == nil:
 			rules, expires = "unreadable, does not count", ""
@@ -227,24 +224,24 @@ func (v View) Endorsements(p *Page, r interface{ GetEndorsements() []*adminv1.En
 			rules = "none in use"
 		}
 		return []string{
-			e.GetPair().GetRepository(), v.ID(e.GetPair().GetImageId()), rules, v.requirement(e.GetRequirement()),
+			e.GetPair().GetRepository(), p.ID(e.GetPair().GetImageId()), rules, p.requirement(e.GetRequirement()),
 			strings.Join(e.GetSigners(), "; "),
-			v.age(e.GetVerified()), expires,
+			p.age(e.GetVerified()), expires,
 		}
 	})
 }
 
-func (v View) requirement(hash string) string {
+func (p *Page) requirement(hash string) string {
 	version, digits, ok := strings.Cut(hash, ":")
 	if !ok {
-		return v.ID(hash)
+		return p.ID(hash)
 	}
-	return version + ":" + v.ID(digits)
+	return version + ":" + p.ID(digits)
 }
 
-func (v View) pairs(p *Page, pairs []*adminv1.Pair) {
+func (p *Page) pairs(pairs []*adminv1.Pair) {
 	tableOf(p, []string{"REPOSITORY", "IMAGE ID"}, pairs, func(pair *adminv1.Pair) []string {
-		return []string{pair.GetRepository(), v.ID(pair.GetImageId())}
+		return []string{pair.GetRepository(), p.ID(pair.GetImageId())}
 	})
 }
 
@@ -323,28 +320,28 @@ func origin(o string) string {
 
 // decisionWidths are the usual column widths: a table without an end cannot wait for its widest cell. The last column
 // has no limit.
-func (v View) decisionWidths() []int {
+func (p *Page) decisionWidths() []int {
 	widths := []int{8, 15, 8, 20, 36, 12, 0}
-	if v.AbsoluteTimes {
+	if p.AbsoluteTimes {
 		widths[0] = len("2006-01-02T15:04:05Z")
 	}
-	if v.WholeIDs {
+	if p.WholeIDs {
 		widths[5] = 64
 	}
 	return widths
 }
 
 // DecisionHead prints the head of the table of decisions.
-func (v View) DecisionHead(p *Page) {
-	p.Row(Bold, []string{"TIME", "CALL", "VERDICT", "REASON", "POD", "CREDENTIAL", "IMAGE"}, v.decisionWidths())
+func (p *Page) DecisionHead() {
+	p.Row(Bold, []string{"TIME", "CALL", "VERDICT", "REASON", "POD", "CREDENTIAL", "IMAGE"}, p.decisionWidths())
 }
 
 // Decision prints a decision in one line.
-func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
+func (p *Page) Decision(d *adminv1.WatchDecisionsResponse) {
 	at := d.GetTime().AsTime()
-	when := at.In(v.Now.Location()).Format(time.TimeOnly)
-	if v.AbsoluteTimes {
-		when = v.date(d.GetTime())
+	when := at.In(p.Now.Location()).Format(time.TimeOnly)
+	if p.AbsoluteTimes {
+		when = p.date(d.GetTime())
 	}
 	why := d.GetReason()
 	if why == "" && d.GetOutcome() != "" {
@@ -358,8 +355,8 @@ func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
 		colour = Heed
 	}
 	p.Row(colour, []string{
-		when, d.GetCall(), verdict(d.GetVerdict()), why, podName(d.GetPod()), v.ID(d.GetCredentialId()), d.GetImage(),
-	}, v.decisionWidths())
+		when, d.GetCall(), verdict(d.GetVerdict()), why, podName(d.GetPod()), p.ID(d.GetCredentialId()), d.GetImage(),
+	}, p.decisionWidths())
 }
 
 func verdict(v adminv1.Verdict) string {

@@ -44,9 +44,8 @@ func (f *Format) Set(s string) error {
 	case AsTable, AsJSON, AsYAML:
 		*f = Format(s)
 		return nil
-	default:
-		return errors.New("allowed are table, json and yaml")
 	}
+	return errors.New("allowed are table, json and yaml")
 }
 
 // An Output contains the flags about a command's output.
@@ -74,13 +73,8 @@ func FormatFlag(cmd *cobra.Command) *Output {
 	return o
 }
 
-// View returns how the output shows an answer as text.
-func (o *Output) View(c *Console) View {
-	return View{Now: c.Now(), WholeIDs: o.wholeIDs, AbsoluteTimes: o.absoluteTimes}
-}
-
 // Print writes an answer to stdout; draw makes the text.
-func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
+func (c *Console) Print(o *Output, m any, draw func(*Page)) error {
 	var b []byte
 	var err error
 	switch o.Format {
@@ -95,8 +89,8 @@ func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 			b = append([]byte("---\n"), b...)
 		}
 	case AsTable:
-		p := c.Page()
-		draw(o.View(c), p)
+		p := c.page(c.OutTerminal, o)
+		draw(p)
 		b = p.Take()
 	}
 	if err != nil {
@@ -107,14 +101,14 @@ func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 
 // ShowCommand makes cmd make a call and print its answer; then returns the error of the command.
 func ShowCommand[R any](c *Console, cmd *cobra.Command, o *Output,
-	call func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (R, error), draw func(View, *Page, R),
+	call func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (R, error), draw func(*Page, R),
 	then ...func(R) error,
 ) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := call(ctx, api, args)
 			if err == nil {
-				err = c.Print(o, answer, func(v View, p *Page) { draw(v, p, answer) })
+				err = c.Print(o, answer, func(p *Page) { draw(p, answer) })
 			}
 			if err != nil || len(then) == 0 {
 				return err

@@ -38,6 +38,10 @@ type Page struct {
 	// columns at most.
 	Width int
 
+	Now           time.Time // the time from which ages are computed
+	WholeIDs      bool      // prints whole IDs, not only their first 12 digits
+	AbsoluteTimes bool      // prints times as dates, not as ages
+
 	buf bytes.Buffer
 }
 
@@ -135,61 +139,51 @@ func (p *Page) Take() []byte {
 
 func shown(cell string) string { return cmp.Or(Safe(cell), "-") }
 
-// A View contains the settings for text output.
-type View struct {
-	Now           time.Time // the time from which ages are computed
-	WholeIDs      bool      // prints whole IDs, not only their first 12 digits
-	AbsoluteTimes bool      // prints times as dates, not as ages
-}
-
 const shortID = 12
 
 // ID returns an image ID or a credential ID.
-func (v View) ID(id string) string {
-	if v.WholeIDs {
+func (p *Page) ID(id string) string {
+	if p.WholeIDs {
 		return id
 	}
 	digits := strings.TrimPrefix(id, "sha256:")
 	return digits[:min(shortID, len(digits))]
 }
 
-func (v View) age(t *timestamppb.Timestamp) string {
+func (p *Page) age(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
 		return ""
-	case v.AbsoluteTimes:
-		return v.date(t)
-	default:
-		return age(v.Now.Sub(t.AsTime()))
+	case p.AbsoluteTimes:
+		return p.date(t)
 	}
+	return age(p.Now.Sub(t.AsTime()))
 }
 
 // ago returns a time for a sentence: "3d4h ago", "at 2026-01-02T15:04:05Z", "in 20m"; "never" if there is none.
-func (v View) ago(t *timestamppb.Timestamp) string {
+func (p *Page) ago(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
 		return "never"
-	case v.AbsoluteTimes:
-		return "at " + v.date(t)
-	case t.AsTime().After(v.Now):
-		return "in " + age(t.AsTime().Sub(v.Now))
-	default:
-		return age(v.Now.Sub(t.AsTime())) + " ago"
+	case p.AbsoluteTimes:
+		return "at " + p.date(t)
+	case t.AsTime().After(p.Now):
+		return "in " + age(t.AsTime().Sub(p.Now))
 	}
+	return age(p.Now.Sub(t.AsTime())) + " ago"
 }
 
-func (v View) lasting(t *timestamppb.Timestamp) string {
+func (p *Page) lasting(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:
 		return "since an unknown time"
-	case v.AbsoluteTimes:
-		return "since " + v.date(t)
-	default:
-		return "for " + age(v.Now.Sub(t.AsTime()))
+	case p.AbsoluteTimes:
+		return "since " + p.date(t)
 	}
+	return "for " + age(p.Now.Sub(t.AsTime()))
 }
 
-func (View) date(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
+func (p *Page) date(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
 
 func podName(p *adminv1.PodRef) string {
 	if p.GetName() == "" && p.GetUid() != "" {

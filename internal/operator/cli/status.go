@@ -12,7 +12,7 @@ import (
 )
 
 // Status prints what pullgated enforces, its connections and files. What needs action is in colour.
-func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
+func (p *Page) Status(s *adminv1.GetStatusResponse) {
 	line := func(c Colour, name, format string, args ...any) {
 		p.Paint(c, "%-14s %s", name, fmt.Sprintf(format, args...))
 	}
@@ -40,7 +40,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	}
 	line(Plain, "", "%s", strings.Join(counts, ", "))
 	if d := store.GetDistrust(); d != nil {
-		line(Bad, "", "in distrust since %s: %s", v.date(d.GetSince()), d.GetReason())
+		line(Bad, "", "in distrust since %s: %s", p.date(d.GetSince()), d.GetReason())
 		line(Bad, "", "pullgatectl distrust end --dry-run shows which images ending it opens")
 	}
 	version := ""
@@ -84,17 +84,17 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	switch r := s.GetReload(); {
 	case r == nil:
 	case r.GetError() == "":
-		line(Plain, "Configuration", "%sread %s", file, v.ago(r.GetAt()))
+		line(Plain, "Configuration", "%sread %s", file, p.ago(r.GetAt()))
 	default:
-		line(Bad, "Configuration", "%sread %s and invalid, the previous one is in force: %s", file, v.ago(r.GetAt()),
+		line(Bad, "Configuration", "%sread %s and invalid, the previous one is in force: %s", file, p.ago(r.GetAt()),
 			r.GetError())
 	}
 	line(Plain, "Version", "%s (commit %s)", s.GetVersion(), s.GetCommit())
-	line(Plain, "Started", "%s", v.ago(s.GetStarted()))
+	line(Plain, "Started", "%s", p.ago(s.GetStarted()))
 }
 
 // Configuration prints the configuration in force.
-func (v View) Configuration(p *Page, s *adminv1.GetStatusResponse) {
+func (p *Page) Configuration(s *adminv1.GetStatusResponse) {
 	p.Gap()
 	p.Line("Configuration in force:")
 	p.Gap()
@@ -102,7 +102,7 @@ func (v View) Configuration(p *Page, s *adminv1.GetStatusResponse) {
 }
 
 // Policies prints the policies in use.
-func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
+func (p *Page) Policies(r *adminv1.ListPoliciesResponse) {
 	if r.GetFolder() == "" {
 		p.Line(`No policies are in use: admission.policies is "".`)
 		return
@@ -237,9 +237,9 @@ func boundTo(p *adminv1.Policy) string {
 }
 
 // VerifiedImage prints which rules about signatures an image meets, and its signatures, as pullgate-policyd says.
-func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageResponse) {
+func (p *Page) VerifiedImage(image string, r *adminv1.VerifyImageResponse) {
 	if id := r.GetImage().GetImageId(); id != "" {
-		p.Line("Image  %s, %s on this node", image, v.ID(id))
+		p.Line("Image  %s, %s on this node", image, p.ID(id))
 	} else {
 		p.Line("Image  %s, not on this node; the one of the registry was verified", image)
 	}
@@ -261,7 +261,7 @@ func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageRespons
 				counts = "yes"
 			}
 			signer := cmp.Or(s.GetSigner(), "unknown")
-			return []string{counts, signer, v.ID(s.GetSubject()), s.GetFoundBy(), v.ID(s.GetDigest()), s.GetReason()}
+			return []string{counts, signer, p.ID(s.GetSubject()), s.GetFoundBy(), p.ID(s.GetDigest()), s.GetReason()}
 		})
 }
 
@@ -273,9 +273,8 @@ func defaultText(d *adminv1.VerifiedRule) string {
 		return "; policy " + d.GetPolicy() + " allows such images (default: allow)"
 	case d.GetAudit():
 		return "; policy " + d.GetPolicy() + " reports such images (default: deny)"
-	default:
-		return "; policy " + d.GetPolicy() + " denies such images (default: deny)"
 	}
+	return "; policy " + d.GetPolicy() + " denies such images (default: deny)"
 }
 
 func verifiedRule(p *Page, rule *adminv1.VerifiedRule) {

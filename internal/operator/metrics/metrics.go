@@ -130,9 +130,8 @@ func verdictOf(r policy.Reason) policy.Verdict {
 	case policy.Absent, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired, policy.NotProved, policy.Pulling,
 		policy.Untracked:
 		return policy.Reverify
-	default:
-		return policy.Allow
 	}
+	return policy.Allow
 }
 
 func (m *Metrics) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
@@ -185,9 +184,8 @@ func resultOf(d policy.Decision) string {
 	switch d.Reason {
 	case policy.Open, policy.Granted, policy.Proved, policy.ProvedInGrace:
 		return recordFound
-	default:
-		return policyAllowed
 	}
+	return policyAllowed
 }
 
 // CreationRefusals returns the values of the label reason of pullgate_container_creations_refused_total.

@@ -103,9 +103,8 @@ func (s Enabler) step(ctx context.Context, step Step, w *watcher) error {
 		return err
 	case Watch:
 		return w.watch(ctx)
-	default:
-		return fmt.Errorf("unknown step %q", step.Action)
 	}
+	return fmt.Errorf("unknown step %q", step.Action)
 }
 
 func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "restart" }

@@ -924,9 +924,8 @@ func (n *node) get(_ context.Context, url string) (int, []byte, error) {
 			"%d\npullgate_forwarded_calls_total{method=\"Status\"} 3\n", n.calls), nil
 	case strings.HasSuffix(url, "/healthz"):
 		return n.healthy, []byte("syncloop failed\nmore"), nil
-	default:
-		return 0, nil, fmt.Errorf("no server listens on %s", url)
 	}
+	return 0, nil, fmt.Errorf("no server listens on %s", url)
 }
 
 func (n *node) command(_ context.Context, name string, args ...string) ([]byte, error) {

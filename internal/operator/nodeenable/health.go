@@ -61,9 +61,8 @@ func (s Enabler) unhealthy(ctx context.Context, healthz string) string {
 		return fmt.Sprintf("%s does not answer: %v", healthz, err)
 	case code != http.StatusOK:
 		return fmt.Sprintf("%s answers %d: %s", healthz, code, firstLine(body))
-	default:
-		return ""
 	}
+	return ""
 }
 
 func firstLine(body []byte) string {
@@ -115,9 +114,8 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 			ErrNotReached, url, err)
 	case code != http.StatusOK:
 		return program.Hintf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
-	default:
-		return nil
 	}
+	return nil
 }
 
 // calls returns a number that grows with the calls to pullgated: of its metrics or, without, of connections.

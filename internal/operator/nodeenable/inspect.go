@@ -169,9 +169,8 @@ func ownerOf(h doctor.Host, file string) (ownership, error) {
 		return ofOthers, nil
 	case sum != checksum(body)[:checksumDigits]:
 		return oursModified, nil
-	default:
-		return ours, nil
 	}
+	return ours, nil
 }
 
 // ownFiles returns where files of this package may be on a node: a drop-in of the unit, and one of the configuration of
@@ -208,10 +207,9 @@ func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error
 			"that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
 	case c.ConfigFile != "":
 		return edit(h, c.ConfigFile, endpoint)
-	default:
-		return change{}, program.Hintf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+
-			endpoint, "%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
 	}
+	return change{}, program.Hintf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+
+		endpoint, "%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
 }
 
 const rancherBody = `# The flags of the kubelet; "+" adds them to those that other files give.
