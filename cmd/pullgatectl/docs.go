@@ -84,11 +84,8 @@ func documented(cmd *cobra.Command) *cobra.Command {
 }
 
 type page struct {
-	file    string // in docs/
-	name    string
-	section string
-	short   string
-	seeAlso string
+	file                          string // in docs/
+	name, section, short, seeAlso string
 }
 
 func pages() []page {

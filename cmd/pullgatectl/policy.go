@@ -212,13 +212,10 @@ const (
 )
 
 type policyTest struct {
-	c        *cli.Console
-	pods     []string
-	policies string
-	labels   string
-	at       string
-	config   string
-	user     int64
+	c                            *cli.Console
+	pods                         []string
+	policies, labels, at, config string
+	user                         int64
 }
 
 func policyTestCommand(c *cli.Console) *cobra.Command {

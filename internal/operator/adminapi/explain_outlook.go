@@ -159,8 +159,7 @@ func (c explanation) denials() []string {
 	}
 }
 
-func (c explanation) permissions() []string {
-	var all []string
+func (c explanation) permissions() (all []string) {
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	switch c.Reason {
 	case policy.ImageIDName:
@@ -250,8 +249,7 @@ func (c explanation) addMark(add func(string, ...any)) {
 }
 
 // Summary returns in a sentence whether the pod may use the image, which the request names so, and can start with it.
-func (c explanation) Summary(image string) string {
-	var text string
+func (c explanation) Summary(image string) (text string) {
 	denied, undecided := c.denied(), c.undecided()
 	switch {
 	case len(denied) > 0 && denied[0].Answer == admission.Unverified:

@@ -55,16 +55,15 @@ const (
 // A node provides what the server needs beside the tracker and the store: the runtime's images, the pods, the pod
 // source.
 type node struct {
-	mu       sync.Mutex
-	images   []tracker.Image
-	err      error // of the runtime
-	pods     []tracker.Pod
-	sourced  []tracker.Pod
-	listed   []podsource.Listed
-	asked    int                         // about an image
-	policies map[string][]string         // by UID
-	using    map[string][]string         // containers, by UID
-	secrets  map[string][]tracker.Secret // by UID
+	mu            sync.Mutex
+	images        []tracker.Image
+	err           error // of the runtime
+	pods, sourced []tracker.Pod
+	listed        []podsource.Listed
+	asked         int                         // about an image
+	policies      map[string][]string         // by UID
+	using         map[string][]string         // containers, by UID
+	secrets       map[string][]tracker.Secret // by UID
 }
 
 func (n *node) do(f func(n *node)) {
@@ -137,17 +136,16 @@ func (n *node) Secrets(_ context.Context, uid string, _ imageref.Ref) ([]tracker
 // A world is an admin API that serves a real store and a real tracker.
 type world struct {
 	adminv1.PullRecordsClient
-	t       *testing.T
-	node    *node
-	store   *records.Store
-	key     credential.Key
-	tracker *tracker.Tracker
-	server  *adminapi.Server
-	feed    *adminapi.Feed
-	socket  string
-	conn    *grpc.ClientConn
-	panics  int
-	trusted int
+	t               *testing.T
+	node            *node
+	store           *records.Store
+	key             credential.Key
+	tracker         *tracker.Tracker
+	server          *adminapi.Server
+	feed            *adminapi.Feed
+	socket          string
+	conn            *grpc.ClientConn
+	panics, trusted int
 }
 
 func newWorld(t *testing.T, o tracker.Options, change ...func(c *adminapi.Config)) *world {

@@ -28,8 +28,7 @@ terminal, --yes is needed. --dry-run shows them on stdout and makes none.`
 // A Consent contains the flags about confirmation of a change.
 type Consent struct {
 	// DryRun only shows what would be done.
-	DryRun bool
-	yes    bool
+	DryRun, yes bool
 }
 
 // ConsentFlags adds the flags of a consent to a command.

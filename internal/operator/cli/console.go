@@ -23,9 +23,8 @@ type Console struct {
 	Out, Err io.Writer // stdout, for answers; Err is stderr, for everything else
 
 	// OutTerminal reports whether Out is a terminal; the others report it for the input and Err.
-	OutTerminal             bool
-	inTerminal, errTerminal bool
-	width                   int // of the terminal; 0 if there is none
+	OutTerminal, inTerminal, errTerminal bool
+	width                                int // of the terminal; 0 if there is none
 
 	getenv func(string) string
 	// Now returns the current time.
@@ -179,8 +178,7 @@ func helpCommand() *cobra.Command {
 	}
 }
 
-func names(cmd *cobra.Command) []string {
-	var all []string
+func names(cmd *cobra.Command) (all []string) {
 	for _, sub := range cmd.Commands() {
 		if sub.IsAvailableCommand() && sub.Name() != "help" {
 			all = append(all, sub.Name())

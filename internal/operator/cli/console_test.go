@@ -30,8 +30,7 @@ func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buf
 
 func TestAtYieldsToTheCallersEndpoint(t *testing.T) {
 	for name, test := range map[string]struct {
-		flag, variable string
-		want           string
+		flag, variable, want string
 	}{
 		"nothing":  {want: "/run/own.sock"},
 		"flag":     {flag: "unix:///run/flag.sock", want: "/run/flag.sock"},

@@ -50,10 +50,9 @@ func (f *Format) Set(s string) error {
 
 // An Output contains the flags about a command's output.
 type Output struct {
-	Format        Format
-	Stream        bool // of answers: JSON is a line, and YAML begins with ---
-	wholeIDs      bool
-	absoluteTimes bool
+	Format                  Format
+	Stream                  bool // of answers: JSON is a line, and YAML begins with ---
+	wholeIDs, absoluteTimes bool
 }
 
 // OutputFlags gives a command the flags of an output.

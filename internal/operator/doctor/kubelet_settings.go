@@ -161,8 +161,7 @@ func (h Host) readKubelet(file string, s *Settings) error {
 }
 
 // last returns the last --name=value or --name value, which is effective; a zero word if there is none.
-func last(args []word, name string) word {
-	var found word
+func last(args []word, name string) (found word) {
 	for _, v := range values(args, name) {
 		found = v
 	}
@@ -170,8 +169,7 @@ func last(args []word, name string) word {
 }
 
 // values returns all values of a flag in their order. A "_" in its name is taken for "-", as the kubelet does.
-func values(args []word, name string) []word {
-	var found []word
+func values(args []word, name string) (found []word) {
 	for i := 0; i < len(args) && args[i].text != "--"; i++ {
 		flag, ok := strings.CutPrefix(args[i].text, "-")
 		flag, value, joined := strings.Cut(strings.TrimPrefix(flag, "-"), "=")
@@ -282,8 +280,7 @@ func (r rancher) read(h Host, file string) error {
 	return nil
 }
 
-func (r rancher) one(name string, short ...string) word {
-	var found word
+func (r rancher) one(name string, short ...string) (found word) {
 	for _, v := range r.values[name] {
 		found = v
 	}
@@ -319,8 +316,7 @@ func withScheme(endpoint string) string {
 	return endpoint
 }
 
-func (r rancher) kubeletArgs(h Host) []word {
-	var args []word
+func (r rancher) kubeletArgs(h Host) (args []word) {
 	dir := r.one("data-dir", "d").text
 	if dir == "" {
 		dir = "/var/lib/rancher/" + r.product

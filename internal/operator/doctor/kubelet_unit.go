@@ -215,8 +215,7 @@ func logical(content []byte) string {
 
 func split(s string) []string { return unquotedWords(s, true) }
 
-func unquotedWords(s string, atBlanks bool) []string {
-	var all []string
+func unquotedWords(s string, atBlanks bool) (all []string) {
 	var b strings.Builder
 	quote, in := byte(0), false
 	for i := 0; i < len(s); i++ {

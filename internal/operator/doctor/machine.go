@@ -91,8 +91,7 @@ func (n Node) boot(ctx context.Context) []Finding {
 		"pullgated is not enabled: after the next boot the kubelet would reach no runtime")
 }
 
-func (n Node) clock(context.Context) []Finding {
-	var all []Finding
+func (n Node) clock(context.Context) (all []Finding) {
 	now := n.Now()
 	newest, of := time.Time{}, ""
 	later := func(t time.Time, what string) {

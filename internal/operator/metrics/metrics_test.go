@@ -54,8 +54,7 @@ func newMetrics() *metrics.Metrics {
 	return m
 }
 
-// The contract: type and labels of every metric. Dashboards and
-// alerts are written against it.
+// The contract: type and labels of every metric. Dashboards and alerts are written against it.
 func contract() map[string]string {
 	return map[string]string{
 		"image_pull_secret_recheck_hit":      "HISTOGRAM pull_policy",

@@ -809,26 +809,24 @@ type node struct {
 	// within means that the kubelet runs within another process.
 	within bool
 
-	fragment       string
-	dropIns        []string // as they were at the last daemon-reload
-	pid, restarts  int
-	invocation     int
-	active, sub    string
-	commands       []string
-	unitFileState  string
-	ready, healthy int // the answers of the probes
-	forwards       bool
-	calls          int
-	dialErr        error
-	free           uint64
-	fail           map[string]error // by the prefix of a command; each is used once
-	onRestart      func()
-	runtime, image string // of pullgated
-	progress       []string
-	beforeGet      func() // nil is allowed
-	sayHook        func(line string)
-	metrics        string
-	kubeletRoot    string
+	fragment                  string
+	dropIns                   []string // as they were at the last daemon-reload
+	pid, restarts, invocation int
+	active, sub               string
+	commands                  []string
+	unitFileState             string
+	ready, healthy            int // the answers of the probes
+	forwards                  bool
+	calls                     int
+	dialErr                   error
+	free                      uint64
+	fail                      map[string]error // by the prefix of a command; each is used once
+	onRestart                 func()
+	runtime, image            string // of pullgated
+	progress                  []string
+	beforeGet                 func() // nil is allowed
+	sayHook                   func(line string)
+	metrics, kubeletRoot      string
 }
 
 // load makes a node of an archive of doctor.
