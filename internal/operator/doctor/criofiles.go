@@ -56,11 +56,10 @@ func (h Host) SearchRegistries() (registries []string, file string, unread []err
 		if err == nil {
 			err = toml.Unmarshal([]byte(content), &c)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			unread = append(unread, fmt.Errorf("%s: %w", f, err))
-			continue
-		}
-		if c.Search != nil { // of several files the last counts
+		case c.Search != nil: // of several files the last counts
 			registries, file = c.Search, f
 		}
 	}
@@ -87,9 +86,9 @@ func (h Host) providerConfigs() (files []string) {
 	for _, path := range h.values(providerConfig, settings, "/var/lib/rancher/credentialprovider/config.yaml") {
 		if info, err := os.Stat(h.Path(path)); err == nil && info.IsDir() { // kubelet 1.36 and newer
 			files = append(files, h.glob(filepath.Join(path, "*"))...)
-			continue
+		} else {
+			files = append(files, path)
 		}
-		files = append(files, path)
 	}
 	return files
 }
@@ -109,10 +108,7 @@ func (h Host) startedBy(program string) (files []string) {
 func (h Host) values(setting *regexp.Regexp, files []string, byDefault string) []string {
 	all := []string{byDefault}
 	for _, file := range files {
-		content, err := h.uncommented(file)
-		if err != nil {
-			continue
-		}
+		content, _ := h.uncommented(file) // what cannot be read sets nothing
 		for _, m := range setting.FindAllStringSubmatch(content, -1) {
 			if path := filepath.Clean(m[1]); !slices.Contains(all, path) {
 				all = append(all, path)
@@ -128,13 +124,8 @@ func (h Host) uncommented(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var lines []string
-	for line := range strings.Lines(strings.ReplaceAll(string(content), "\x00", " ")) {
-		if !strings.HasPrefix(strings.TrimSpace(line), "#") {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines, ""), nil
+	text := strings.ReplaceAll(string(content), "\x00", " ")
+	return regexp.MustCompile(`(?m)^[ \t]*#.*\n?`).ReplaceAllString(text, ""), nil
 }
 
 func (h Host) glob(pattern string) []string {

@@ -54,14 +54,14 @@ func (n Node) daemon(context.Context) []Finding {
 	}
 	all := ok("pullgated %s answers", s.GetVersion())
 	add := func(f []Finding) { all = append(all, f...) }
-	if !s.GetEnforcing() {
-		if s.GetPolicy() == string(policy.ModeNeverVerify) {
-			add(warn("set imagePullCredentialsVerificationPolicy to another one",
-				"the policy is NeverVerify: every pod may use every image"))
-		} else {
-			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss shows what "+
-				"that costs", "shadow mode: a missing proof is recorded and counted, and denies nothing"))
-		}
+	switch {
+	case s.GetEnforcing():
+	case s.GetPolicy() == string(policy.ModeNeverVerify):
+		add(warn("set imagePullCredentialsVerificationPolicy to another one",
+			"the policy is NeverVerify: every pod may use every image"))
+	default:
+		add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss shows what "+
+			"that costs", "shadow mode: a missing proof is recorded and counted, and denies nothing"))
 	}
 	for _, l := range s.GetNotListening() {
 		add(warn("free the address, or set "+l.GetField()+" to another one and restart pullgated",
@@ -123,8 +123,8 @@ const defaultConfig = "/etc/pullgate/config.yaml"
 
 func (n Node) recorded(ctx context.Context) []Finding {
 	path := filepath.Join(n.Config.StateDir, tracker.StoreFile)
-	var all []Finding
 	if s := n.Status.GetStore(); s != nil {
+		var all []Finding
 		if d := s.GetDistrust(); d != nil {
 			all = append(all, warn("list the images with pullgatectl distrust end --dry-run, then end distrust, or let pods "+
 				"prove access again", "the store is distrusted since %s, no further image is marked preloaded: %s",
@@ -173,7 +173,7 @@ func (n Node) state(context.Context) []Finding {
 		return fail("set stateDir to a directory", "%s is not a directory", dir)
 	}
 	all := private(info, dir, 0o700)
-	present := map[string]bool{}
+	present := 0
 	for _, name := range []string{tracker.StoreFile, tracker.KeyFile} {
 		file := filepath.Join(dir, name)
 		info, err := os.Lstat(n.Path(file))
@@ -184,11 +184,11 @@ func (n Node) state(context.Context) []Finding {
 		case !info.Mode().IsRegular():
 			all = append(all, fail("move it away", "%s is not a regular file", file)...)
 		default:
-			present[name] = true
+			present++
 			all = append(all, private(info, file, 0o600)...)
 		}
 	}
-	if present[tracker.StoreFile] != present[tracker.KeyFile] {
+	if present == 1 {
 		all = append(all, warn("restore both from one backup, or let pods prove access again",
 			"records.db or node.key is missing in %s: neither can be used without the other", dir)...)
 	}
@@ -202,12 +202,7 @@ func (n Node) state(context.Context) []Finding {
 	return all
 }
 
-func socketPath(endpoint string) string {
-	if path := Socket(endpoint); path != "" {
-		return path
-	}
-	return endpoint
-}
+func socketPath(endpoint string) string { return cmp.Or(Socket(endpoint), endpoint) }
 
 func (n Node) sockets(ctx context.Context) []Finding {
 	runtime := n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint))
@@ -216,22 +211,19 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	}
 	var all []Finding
 	var folders []string
-	for _, s := range []struct{ field, endpoint string }{
-		{"listen", n.Config.Listen},
-		{"admin.listen", n.Config.Admin.Listen},
+	for _, s := range []ownSocket{
+		{field: "listen", path: n.Config.Listen}, {field: "admin.listen", path: n.Config.Admin.Listen},
 	} {
-		if s.endpoint != "" {
-			found, _ := n.own(ctx, ownSocket{
-				s.field, socketPath(s.endpoint), "pullgated", "pullgated", "systemctl status pullgated", "",
-			})
-			all = append(all, found...)
-			folders = append(folders, filepath.Dir(socketPath(s.endpoint)))
+		if s.path == "" {
+			continue
 		}
+		s.path, s.program, s.unit, s.start = socketPath(s.path), "pullgated", "pullgated", "systemctl status pullgated"
+		found, _ := n.own(ctx, s)
+		all, folders = append(all, found...), append(folders, filepath.Dir(s.path))
 	}
 	slices.Sort(folders)
 	for _, dir := range slices.Compact(folders) {
-		// A user with write access to the directory may replace a socket.
-		if info, err := os.Stat(n.Path(dir)); err == nil {
+		if info, err := os.Stat(n.Path(dir)); err == nil { // a user with write access may replace a socket
 			all = append(all, writable(info, dir)...)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -131,10 +132,7 @@ func (n Node) Examine(ctx context.Context, on Occasion) []Finding {
 
 // String returns the finding with its remediation.
 func (f Finding) String() string {
-	if f.Remediation == "" {
-		return f.Found
-	}
-	return f.Found + "; " + f.Remediation
+	return strings.TrimSuffix(f.Found+"; "+f.Remediation, "; ")
 }
 
 func (n Node) examine(ctx context.Context, c check) (found []Finding) {
@@ -173,10 +171,7 @@ func (n Node) filled() Node {
 }
 
 func (n Node) read(path string) string {
-	b, err := n.ReadFile(path)
-	if err != nil {
-		return ""
-	}
+	b, _ := n.ReadFile(path) // "" if it does not exist or is not a file
 	return string(b)
 }
 

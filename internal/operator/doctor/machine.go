@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -160,8 +161,8 @@ func (n Node) versions(ctx context.Context) (all []Finding) {
 func (n Node) runtimeVersion(ctx context.Context) []Finding {
 	name, text := n.Status.GetRuntime().GetName(), n.Status.GetRuntime().GetVersion()
 	if text == "" { // without the daemon
-		p, err := n.peer(ctx, socketPath(n.Config.RuntimeEndpoint))
-		if err != nil || p.Name == "" {
+		p, _ := n.peer(ctx, socketPath(n.Config.RuntimeEndpoint))
+		if p.Name == "" {
 			return unknown("start the runtime and pullgated, which asks it; run it as root", "which version the runtime is")
 		}
 		v, err := n.versionOf(ctx, p)
@@ -171,10 +172,15 @@ func (n Node) runtimeVersion(ctx context.Context) []Finding {
 		name, text = p.Name, v.String()
 	}
 	v, err := versionIn(text)
+	isCRIO := name == crio || name == "crio"
 	switch {
-	case (name == crio || name == "crio") && err == nil:
-		return crioVersion(v)
-	case !strings.HasPrefix(name, "containerd") && name != crio && name != "crio":
+	case isCRIO && err == nil:
+		const how = "1.34.4 and 1.36.3 were tested by hand; each change is tested with runtimes that answer as CRI-O does"
+		if v.LessThan(version.MajorMinor(1, oldestCRIO)) {
+			return warn("upgrade CRI-O to 1.34 or newer", "CRI-O is version %s, older than those that were tested: %s", v, how)
+		}
+		return ok("CRI-O is version %s: %s", v, how)
+	case !strings.HasPrefix(name, "containerd") && !isCRIO:
 		return warn("use containerd or CRI-O; if you keep it, watch pullgate_pulls_unresolved_total and see that pods "+
 			"without a credential are denied", "the runtime is %s %s, which pullgate was never tested with", name, text)
 	case err != nil:
@@ -197,14 +203,6 @@ func restoresUnderAnyName(v *version.Version) bool {
 	return v.Major() == 2 && affected && v.Patch() <= last
 }
 
-func crioVersion(v *version.Version) []Finding {
-	const how = "1.34.4 and 1.36.3 were tested by hand; each change is tested with runtimes that answer as CRI-O does"
-	if v.LessThan(version.MajorMinor(1, oldestCRIO)) {
-		return warn("upgrade CRI-O to 1.34 or newer", "CRI-O is version %s, older than those that were tested: %s", v, how)
-	}
-	return ok("CRI-O is version %s: %s", v, how)
-}
-
 func (n Node) versionOf(ctx context.Context, p Process) (*version.Version, error) {
 	if !n.ownProcess(p.PID) {
 		return nil, errors.New("it is not a process of the node itself, so its program cannot be run")
@@ -217,23 +215,17 @@ func (n Node) versionOf(ctx context.Context, p Process) (*version.Version, error
 	}
 	v, err := versionIn(string(out))
 	if err != nil {
-		return nil, errors.New("--version does not print a version")
+		err = errors.New("--version does not print a version")
 	}
-	return v, nil
+	return v, err
 }
 
 func (n Node) runtimeName(ctx context.Context) string {
 	if name := n.Status.GetRuntime().GetName(); name != "" {
 		return name
 	}
-	p, err := n.peer(ctx, socketPath(n.Config.RuntimeEndpoint))
-	if err != nil {
-		return ""
-	}
-	if p.Name == "crio" {
-		return crio
-	}
-	return p.Name
+	p, _ := n.peer(ctx, socketPath(n.Config.RuntimeEndpoint)) // a process without a name if there is none
+	return strings.Replace(p.Name, "crio", crio, 1)
 }
 
 const crio = "cri-o"
@@ -256,21 +248,17 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	case name == crio && len(unread) == 0:
 		all = append(all, ok("CRI-O holds no credentials of namespaces")...)
 	}
-	if !perNamespace {
-		for _, err := range unread {
+	for _, err := range unread {
+		if !perNamespace {
 			all = append(all, unknown("run it as root", "whether CRI-O holds credentials of namespaces: %v", err)...)
 		}
 	}
-	return append(all, n.shortNames()...)
-}
-
-func (n Node) shortNames() (all []Finding) {
 	registries, file, unread := n.SearchRegistries()
 	for _, err := range unread {
 		all = append(all, unknown("repair the file, or run it as root", "which registries CRI-O searches for short names: %v",
 			err)...)
 	}
-	others := slices.DeleteFunc(slices.Clone(registries), func(r string) bool { return r == "docker.io" })
+	others := slices.DeleteFunc(registries, func(r string) bool { return r == "docker.io" })
 	if len(others) > 0 {
 		all = append(all, warn("write the registry in the images of pods, as in "+others[0]+"/NAME:TAG, or set "+
 			"unqualified-search-registries to docker.io only", "%s has CRI-O look for short names in %s: pods whose image "+
@@ -312,11 +300,9 @@ func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if len(r.mirrors) == 0 {
 		return append(all, ok("no mirror is configured in the runtime")...)
 	}
-	asked := r.mirrors
-	if len(asked) > maxMirrors {
-		asked = asked[:maxMirrors]
-		all = append(all, unknown("check that they require credentials", "%d more mirrors were not checked",
-			len(r.mirrors)-maxMirrors)...)
+	asked := r.mirrors[:min(len(r.mirrors), maxMirrors)]
+	if more := len(r.mirrors) - len(asked); more > 0 {
+		all = append(all, unknown("check that they require credentials", "%d more mirrors were not checked", more)...)
 	}
 	if n.NoNetwork {
 		for _, m := range asked {
@@ -462,28 +448,22 @@ func (n Node) hostsFile(path string, r *registries) {
 	if !n.toml(path, &c, r) {
 		return
 	}
-	secret := hasSecret(c.Header)
+	hosts := append(slices.Collect(maps.Values(c.Host)), c.host)
 	for address, h := range c.Host {
 		r.add(address, h.OverridePath, path)
-		secret = secret || hasSecret(h.Header)
 	}
 	// The server that a registry is redirected to is a mirror as well.
 	if name := filepath.Base(filepath.Dir(path)); c.Server != "" && hostOf(c.Server) != name &&
 		!(name == "docker.io" && hostOf(c.Server) == "registry-1.docker.io") {
 		r.add(c.Server, c.OverridePath, path)
 	}
-	if secret {
+	if slices.ContainsFunc(hosts, func(h host) bool {
+		return slices.ContainsFunc(slices.Collect(maps.Keys(h.Header)), func(name string) bool {
+			return strings.EqualFold(name, "authorization")
+		})
+	}) {
 		r.secrets = append(r.secrets, path)
 	}
-}
-
-func hasSecret(header map[string]any) bool {
-	for name := range header {
-		if strings.EqualFold(name, "authorization") {
-			return true
-		}
-	}
-	return false
 }
 
 func (n Node) toml(path string, into any, r *registries) bool {

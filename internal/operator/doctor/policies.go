@@ -29,14 +29,14 @@ const (
 )
 
 func without(reviews, signatures bool) string {
-	var effects []string
+	effect := ""
 	if reviews {
-		effects = append(effects, "no image is reviewed, and containers start or not by defaultAllow")
+		effect = "; no image is reviewed, and containers start or not by defaultAllow"
 	}
 	if signatures {
-		effects = append(effects, "no signature is verified, and images that were not verified before wait")
+		effect += "; no signature is verified, and images that were not verified before wait"
 	}
-	return strings.Join(effects, "; ")
+	return strings.TrimPrefix(effect, "; ")
 }
 
 func (n Node) policies(ctx context.Context) []Finding {
@@ -45,11 +45,8 @@ func (n Node) policies(ctx context.Context) []Finding {
 		return nil
 	}
 	set, err := policyfiles.Read(n.policyPaths())
-	if errors.Is(err, fs.ErrPermission) {
-		return unknown("run it as root", "the policy files cannot be read: %v", err)
-	}
 	if err != nil {
-		return fail("correct what it names, then run pullgated --check-config",
+		return failed(err, "correct what it names, then run pullgated --check-config",
 			"the policy files in %s are invalid: %v", a.Policies, err)
 	}
 	backends := policyfiles.BackendsOf(set)
@@ -66,9 +63,7 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if served {
 		all = append(all, n.askPolicyd(ctx, path, set.Hash, without)...)
 	}
-	all = append(all, n.policydUnits(ctx, without)...)
-	all = append(all, n.policydFolder()...)
-	return append(all, n.policydFiles(ctx, backends)...)
+	return slices.Concat(all, n.policydUnits(ctx, without), n.policydFolder(), n.policydFiles(ctx, backends))
 }
 
 func (n Node) policyPaths() policyfiles.Paths {
@@ -134,12 +129,11 @@ func (n Node) policydFolder() []Finding {
 	return nil
 }
 
-func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) []Finding {
+func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) (all []Finding) {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
 		return warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram, policydService)
 	}
-	var all []Finding
 	var closed []string // folders that are reported already
 	visible := n.visible(ctx)
 	needs := func(path string, secret bool) {
@@ -173,9 +167,7 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 	}
 	for _, b := range backends {
 		needs(b.Kubeconfig, true)
-		for _, f := range n.filesOf(b.Kubeconfig) {
-			needs(f.path, f.secret)
-		}
+		n.filesOf(b.Kubeconfig, needs)
 	}
 	if len(all) == 0 {
 		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials "+
@@ -256,24 +248,19 @@ func (n Node) account(name string) (uid, gid int, known bool) {
 	return 0, 0, false
 }
 
-type namedFile struct {
-	path   string
-	secret bool
-}
-
-func (n Node) filesOf(kubeconfig string) (all []namedFile) {
+// filesOf calls needs for the files that a kubeconfig names.
+func (n Node) filesOf(kubeconfig string, needs func(path string, secret bool)) {
 	c, err := clientcmd.Load([]byte(n.read(kubeconfig)))
 	if err != nil {
-		return nil // pullgate-policyd --check-config says why
+		return // pullgate-policyd --check-config says why
 	}
 	add := func(path string, secret bool) {
-		if path == "" {
-			return
-		}
-		if !filepath.IsAbs(path) {
+		if path != "" && !filepath.IsAbs(path) {
 			path = filepath.Join(filepath.Dir(kubeconfig), path)
 		}
-		all = append(all, namedFile{path, secret})
+		if path != "" {
+			needs(path, secret)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Clusters)) {
 		add(c.Clusters[name].CertificateAuthority, false)
@@ -284,5 +271,4 @@ func (n Node) filesOf(kubeconfig string) (all []namedFile) {
 		add(user.ClientKey, true)
 		add(user.TokenFile, true)
 	}
-	return all
 }

@@ -58,13 +58,6 @@ func caution(field string, err error) []Finding {
 	return warn(program.HintOf(err), "%s: %v", field, err)
 }
 
-func optional(field, endpoint string, usable func(string) error) []Finding {
-	if endpoint == "" {
-		return nil
-	}
-	return caution(field, usable(endpoint))
-}
-
 func (n Node) startStateDir(context.Context) []Finding {
 	return slices.Concat(problem("stateDir", usableStateDir(n.Config.StateDir)),
 		caution("stateDir", volatile(n.Config.StateDir)))
@@ -77,8 +70,13 @@ func (n Node) startListeners(ctx context.Context) []Finding {
 	if err := socket.CheckUnit(ctx, n.Run); err != nil {
 		all = append(all, fail(program.HintOf(err), "%v", err)...)
 	}
-	return slices.Concat(all, optional("admin.listen", c.Admin.Listen, usableSocket),
-		optional("metrics.listen", c.Metrics.Listen, func(a string) error { return usableAddress(ctx, a) }))
+	if c.Admin.Listen != "" {
+		all = append(all, caution("admin.listen", usableSocket(c.Admin.Listen))...)
+	}
+	if c.Metrics.Listen != "" {
+		all = append(all, caution("metrics.listen", usableAddress(ctx, c.Metrics.Listen))...)
+	}
+	return all
 }
 
 func (n Node) startDecisionLog(context.Context) []Finding {
@@ -143,11 +141,9 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 	for _, w := range policyfiles.BackendsOf(set).Warnings() {
 		add(caution("admission.policies", errors.New(w)))
 	}
-	if len(policyfiles.BackendsOf(set)) > 0 {
-		if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil {
-			add(caution("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens "+
-				"there, images are admitted or denied by defaultAllow", err)))
-		}
+	if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil && len(policyfiles.BackendsOf(set)) > 0 {
+		add(caution("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens "+
+			"there, images are admitted or denied by defaultAllow", err)))
 	}
 	add(startSignatures(c.Admission, set))
 	for _, f := range policyfiles.Unjudged(set, restriction.SourceOf(c.PodSource.Kubeconfig != "")) {
@@ -162,22 +158,17 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 }
 
 func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
-	add := func(found []Finding) { all = append(all, found...) }
 	for _, n := range policyfiles.SignatureNotes(set) {
-		add(caution("admission.policies", errors.New(n)))
+		all = append(all, caution("admission.policies", errors.New(n))...)
 	}
 	needed, byTrustedRoot := policyfiles.NeedSignatures(policyfiles.Requirements(set))
 	if byTrustedRoot && a.TrustedRoot == "" {
-		add(problem("admission.trustedRoot",
-			errors.New(`"": a policy relies on the trusted root; set the path of `+
-				"a trusted_root.json here and as trustedRoot of pullgate-policyd")))
+		all = append(all, problem("admission.trustedRoot", errors.New(`"": a policy relies on the trusted root; set the `+
+			"path of a trusted_root.json here and as trustedRoot of pullgate-policyd"))...)
 	}
-	if !needed {
-		return all
-	}
-	if err := policyclient.CheckSocket(a.PolicydSocket); err != nil {
-		add(caution("admission.policydSocket", fmt.Errorf("%w; signatures are verified by pullgate-policyd: until it "+
-			"listens there, images that were not verified before wait", err)))
+	if err := policyclient.CheckSocket(a.PolicydSocket); needed && err != nil {
+		all = append(all, caution("admission.policydSocket", fmt.Errorf("%w; signatures are verified by pullgate-policyd: "+
+			"until it listens there, images that were not verified before wait", err))...)
 	}
 	return all
 }
@@ -237,11 +228,11 @@ func usableStateDir(dir string) error {
 
 func volatile(dir string) error {
 	found, err := disk.StatsOf(dir)
-	switch {
-	case errors.Is(err, fs.ErrNotExist) && dir != "/":
-		return volatile(filepath.Dir(dir))
-	case err != nil || !found.Volatile: // usableStateDir reports an error
-		return nil //nolint:nilerr // see above
+	for ; errors.Is(err, fs.ErrNotExist) && dir != "/"; found, err = disk.StatsOf(dir) {
+		dir = filepath.Dir(dir)
+	}
+	if !found.Volatile { // usableStateDir reports an error
+		return nil
 	}
 	return errors.New(inMemory(dir))
 }
@@ -290,19 +281,14 @@ func usableSocket(endpoint string) error {
 }
 
 func usableAddress(ctx context.Context, address string) error {
-	err := bindable(ctx, address)
-	if err == nil || errors.Is(err, unix.EADDRINUSE) && isPullgated(ctx, address) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err == nil {
+		return l.Close()
+	}
+	if errors.Is(err, unix.EADDRINUSE) && isPullgated(ctx, address) {
 		return nil
 	}
-	return fmt.Errorf("%s: %w; pullgated serves the CRI, and tries again until it succeeds", address, err)
-}
-
-func bindable(ctx context.Context, address string) error {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return errors.Unwrap(err) // the caller names the address
-	}
-	return l.Close()
+	return fmt.Errorf("%s: %w; pullgated serves the CRI, and tries again until it succeeds", address, errors.Unwrap(err))
 }
 
 func isPullgated(ctx context.Context, address string) bool {
