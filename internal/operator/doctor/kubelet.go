@@ -40,13 +40,12 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 }
 
 func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
-	all := n.kubeletRoot(s)
 	if n.Stale != nil {
 		if stale, err := n.Stale(ctx, n.Host, n.Config.Listen); err == nil && stale != "" {
-			all = append(all, warn("pullgatectl node enable", "%s", stale)...)
+			return append(n.kubeletRoot(s), warn("pullgatectl node enable", "%s", stale)...)
 		}
 	}
-	return all
+	return n.kubeletRoot(s)
 }
 
 func (n Node) kubeletRoot(s Settings) []Finding {
@@ -78,10 +77,7 @@ func (h Host) CheckRoot(ctx context.Context, unit, root string) error {
 		return fmt.Errorf("admission.kubeletRoot: %s/pods not found; if a kubelet has run on this node, set "+
 			"admission.kubeletRoot to its --root-dir", root)
 	}
-	if found.Running != nil {
-		return found.Running.CheckRoot(root)
-	}
-	return found.Configured.CheckRoot(root)
+	return cmp.Or(found.Running, &found.Configured).CheckRoot(root)
 }
 
 func (n Node) kubeletProcesses(why error) (all []Finding) {
@@ -172,14 +168,15 @@ func (h Host) Discover(ctx context.Context, unit string) (Kubelet, error) {
 	if err != nil {
 		return Kubelet{}, err
 	}
-	n := Kubelet{Kind: KindKubelet, Unit: u, ExecStart: s.execStart, ExecStartFrom: s.execStartFrom, Program: s.program()}
-	n.Process = h.kubeletOf(u.MainPID)
-	running := n.Process.words()
 	args, before, config, err := h.arguments(s)
 	if err != nil {
 		return Kubelet{}, err
 	}
-	n.RancherConfig = config
+	n := Kubelet{
+		Kind: KindKubelet, Unit: u, ExecStart: s.execStart, ExecStartFrom: s.execStartFrom, Program: s.program(),
+		RancherConfig: config, Process: h.kubeletOf(u.MainPID),
+	}
+	running := n.Process.words()
 	switch {
 	case config != "":
 		n.Kind = Kind(n.Program)
@@ -230,10 +227,8 @@ func (h Host) ProcessSettings(pid int) (Settings, error) {
 }
 
 func (p Process) words() (all []word) {
-	for i, arg := range p.Args {
-		if i > 0 {
-			all = append(all, word{arg, fmt.Sprintf("the command line of process %d", p.PID)})
-		}
+	for _, arg := range p.Args[min(1, len(p.Args)):] {
+		all = append(all, word{arg, fmt.Sprintf("the command line of process %d", p.PID)})
 	}
 	return all
 }
@@ -305,10 +300,8 @@ func (h Host) Run(ctx context.Context, name string, args ...string) ([]byte, err
 // With returns the host as it would be if these files, by their absolute paths, had this content; nil stands for a
 // file that is absent. Processes and units are as they are.
 func (h Host) With(files map[string][]byte) Host {
-	all := maps.Clone(h.changed)
-	if all == nil {
-		all = map[string][]byte{}
-	}
+	all := map[string][]byte{}
+	maps.Copy(all, h.changed)
 	maps.Copy(all, files)
 	h.changed = all
 	return h
@@ -400,23 +393,16 @@ func (h Host) commandLine(pid int) []string {
 
 func (h Host) descends(pid, ancestor int) bool {
 	for range 32 { // the chain may change under the eyes
-		if pid == ancestor {
-			return true
+		if pid == ancestor || pid <= 1 {
+			return pid == ancestor
 		}
-		stat, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/stat", pid)))
-		if err != nil {
-			return false
-		}
+		stat, _ := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/stat", pid)))
 		// The name of the program is in brackets and may contain any character.
 		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 		if len(fields) < 2 {
 			return false
 		}
-		parent, err := strconv.Atoi(string(fields[1]))
-		if err != nil || parent <= 1 {
-			return false
-		}
-		pid = parent
+		pid, _ = strconv.Atoi(string(fields[1])) // 0 if it is not a number
 	}
 	return false
 }

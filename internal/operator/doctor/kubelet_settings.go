@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
@@ -60,36 +62,29 @@ type kubeletFile struct {
 }
 
 func (h Host) settings(args []word, s Settings) (Settings, error) {
-	if root := last(args, "root-dir"); root.text != "" {
-		s.Root = Setting{root.text, root.from}
-	}
+	take(&s.Root, last(args, "root-dir"))
 	s.ConfigFile, s.ConfigDir = last(args, "config").text, last(args, "config-dir").text
-	if s.ConfigFile != "" {
-		if err := h.readKubelet(s.ConfigFile, &s); err != nil {
-			return Settings{}, err
-		}
-	}
+	var files []string
 	if s.ConfigDir != "" {
-		files, err := h.files(s.ConfigDir)
-		if err != nil {
+		var err error
+		if files, err = h.files(s.ConfigDir); err != nil {
 			return Settings{}, fmt.Errorf("list the kubelet's --config-dir: %w", err)
 		}
-		for _, file := range files {
-			if path.Ext(file) != ".conf" || isRanchersOwn(file) {
-				continue
-			}
-			if err := h.readKubelet(file, &s); err != nil {
-				return Settings{}, err
-			}
+		files = slices.DeleteFunc(files, func(f string) bool { return path.Ext(f) != ".conf" || isRanchersOwn(f) })
+	}
+	if s.ConfigFile != "" {
+		files = append([]string{s.ConfigFile}, files...)
+	}
+	for _, file := range files {
+		if err := h.readKubelet(file, &s); err != nil {
+			return Settings{}, err
 		}
 	}
 	runtime, image := last(args, "container-runtime-endpoint"), last(args, "image-service-endpoint")
 	s.FlagsSetEndpoint = runtime.text != "" || image.text != ""
-	take(&s.Runtime, Setting{runtime.text, runtime.from})
-	take(&s.Image, Setting{image.text, image.from})
-	if ip := last(args, "healthz-bind-address").text; ip != "" {
-		s.healthzIP = ip
-	}
+	take(&s.Runtime, runtime)
+	take(&s.Image, image)
+	s.healthzIP = cmp.Or(last(args, "healthz-bind-address").text, s.healthzIP)
 	if port := last(args, "healthz-port"); port.text != "" {
 		n, err := strconv.Atoi(port.text)
 		if err != nil {
@@ -114,9 +109,9 @@ func (s Settings) CheckRoot(configured string) error {
 		"counts as a hostPath", configured, s.Root.Value, s.Root.From)
 }
 
-func take(to *Setting, endpoint Setting) {
-	if endpoint.Value != "" {
-		*to = endpoint
+func take(to *Setting, w word) {
+	if w.text != "" {
+		*to = Setting{w.text, w.from}
 	}
 }
 
@@ -145,18 +140,13 @@ func (h Host) readKubelet(file string, s *Settings) error {
 	}
 	if f.Runtime != nil { // "" is as if it were not set
 		s.Runtime = Setting{defaultEndpoint, byDefault}
-		take(&s.Runtime, Setting{*f.Runtime, file})
+		take(&s.Runtime, word{*f.Runtime, file})
 	}
 	if f.Image != nil {
 		s.Image = Setting{}
-		take(&s.Image, Setting{*f.Image, file})
+		take(&s.Image, word{*f.Image, file})
 	}
-	if f.HealthzIP != nil {
-		s.healthzIP = *f.HealthzIP
-	}
-	if f.HealthzPort != nil {
-		s.healthzPort = *f.HealthzPort
-	}
+	s.healthzIP, s.healthzPort = ptr.Deref(f.HealthzIP, s.healthzIP), ptr.Deref(f.HealthzPort, s.healthzPort)
 	return nil
 }
 
@@ -303,24 +293,20 @@ func (r rancher) before() Settings {
 	if docker := r.one("docker"); docker.text == "true" {
 		s.Runtime = Setting{rancherDocker, docker.from}
 	}
-	runtime, image := r.one("container-runtime-endpoint"), r.one("image-service-endpoint")
-	take(&s.Runtime, Setting{withScheme(runtime.text), runtime.from})
-	take(&s.Image, Setting{withScheme(image.text), image.from})
+	for name, to := range map[string]*Setting{
+		"container-runtime-endpoint": &s.Runtime, "image-service-endpoint": &s.Image,
+	} {
+		endpoint := r.one(name)
+		if path.IsAbs(endpoint.text) {
+			endpoint.text = "unix://" + endpoint.text
+		}
+		take(to, endpoint)
+	}
 	return s
 }
 
-func withScheme(endpoint string) string {
-	if path.IsAbs(endpoint) {
-		return "unix://" + endpoint
-	}
-	return endpoint
-}
-
 func (r rancher) kubeletArgs(h Host) (args []word) {
-	dir := r.one("data-dir", "d").text
-	if dir == "" {
-		dir = "/var/lib/rancher/" + r.product
-	}
+	dir := cmp.Or(r.one("data-dir", "d").text, "/var/lib/rancher/"+r.product)
 	// From 1.32 on; older ones do not make the folder.
 	if dir = path.Join(dir, "agent/etc/kubelet.conf.d"); h.exists(dir) {
 		args = append(args, word{"--config-dir=" + dir, r.product + " itself"})
@@ -330,9 +316,9 @@ func (r rancher) kubeletArgs(h Host) (args []word) {
 		w := word{"--" + strings.TrimRight(name, "-+") + "=" + value, v.from}
 		if strings.HasSuffix(name, "-") { // "name-=value" goes before the others of that name
 			args = append([]word{w}, args...)
-			continue
+		} else {
+			args = append(args, w)
 		}
-		args = append(args, w)
 	}
 	return args
 }
