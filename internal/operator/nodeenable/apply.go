@@ -20,8 +20,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-const tail = 15
-
 // Apply executes a plan. If a step of an Enable fails, or ctx ends, Apply reverts everything before it returns. An
 // error says what was observed, and in what state the node is.
 func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
@@ -135,8 +133,8 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 }
 
 func (s Enabler) showLog(ctx context.Context, unit string) {
-	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail),
-		"--no-pager", "--output=cat")
+	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, "--lines=15", "--no-pager",
+		"--output=cat")
 	if err != nil || out == "" {
 		return
 	}
@@ -162,11 +160,10 @@ func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 		return err
 	}
 	o := disk.Options{Replace: true, Mode: mode, KeepAttributes: true, FollowLinks: true, Temporary: temporary}
-	err := disk.Write(file, o, func(w io.Writer) error {
+	if err := disk.Write(file, o, func(w io.Writer) error {
 		_, err := w.Write(content)
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		return fmt.Errorf("write %s: %w", file, err)
 	}
 	return nil

@@ -26,6 +26,6 @@
 // The journal, a file in pullgated's folder, is on disk before any other change, and is removed last. It contains the
 // changes of each file, and no other content of the file.
 //
-// Killed at any step, Enable does the rest when it is run again, and restarts and watches the kubelet once more. Disable
+// Killed at any step, Enable does the rest when it is run again, and restarts and watches the kubelet again. Disable
 // takes back what was written, restarts the kubelet and removes the journal. Both lock the folder of the journal.
 package nodeenable

@@ -70,11 +70,7 @@ func (s Enabler) inspect(ctx context.Context) (l inspection, err error) {
 }
 
 func (l *inspection) own(h doctor.Host) error {
-	ofUnit, ofConfig := ownFiles(l.node)
-	candidates := []string{ofUnit}
-	if ofConfig != "" {
-		candidates = append(candidates, ofConfig)
-	}
+	candidates := ownFiles(l.node)
 	if l.journal != nil && len(l.journal.File.Lines) > 0 {
 		if err := l.ownLines(h, l.journal.File); err != nil {
 			return err
@@ -174,15 +170,16 @@ func ownerOf(h doctor.Host, file string) (ownership, error) {
 }
 
 // ownFiles returns where files of this package may be on a node: a drop-in of the unit, and one of the configuration of
-// k3s, RKE2 or the kubelet, "" if there is no folder for it.
-func ownFiles(n doctor.Kubelet) (ofUnit, ofConfig string) {
+// k3s, RKE2 or the kubelet, if there is a folder for it.
+func ownFiles(n doctor.Kubelet) []string {
+	files := []string{path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf")}
 	switch dir := n.Configured.ConfigDir; {
 	case n.RancherConfig != "":
-		ofConfig = n.RancherConfig + ".d/90-pullgate.yaml"
+		files = append(files, n.RancherConfig+".d/90-pullgate.yaml")
 	case dir != "":
-		ofConfig = path.Join(dir, "90-pullgate.conf")
+		files = append(files, path.Join(dir, "90-pullgate.conf"))
 	}
-	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf"), ofConfig
+	return files
 }
 
 type change struct {
@@ -193,14 +190,14 @@ type change struct {
 
 func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error) {
 	c := n.Configured
-	ofUnit, ofConfig := ownFiles(n)
+	files := ownFiles(n)
 	switch {
 	case n.Kind.Rancher():
-		return change{path: ofConfig, content: sign(fmt.Sprintf(rancherBody, endpoint))}, nil
+		return change{path: files[1], content: sign(fmt.Sprintf(rancherBody, endpoint))}, nil
 	case c.ConfigDir != "" && !c.FlagsSetEndpoint:
-		return change{path: ofConfig, content: sign(fmt.Sprintf(kubeletBody, endpoint))}, nil
+		return change{path: files[1], content: sign(fmt.Sprintf(kubeletBody, endpoint))}, nil
 	case n.Program == "kubelet":
-		return change{path: ofUnit, content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
+		return change{path: files[0], content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
 	case c.FlagsSetEndpoint:
 		return change{}, program.Hintf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no "+
 			"--image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name), "%s runs %s, a program of its own "+
@@ -289,10 +286,7 @@ func readJournal(h doctor.Host) (*journal, error) {
 }
 
 func (j journal) marshal() []byte {
-	content, err := json.MarshalIndent(j, "", "  ")
-	if err != nil {
-		panic(err) // only texts and numbers, so that there is no error
-	}
+	content, _ := json.MarshalIndent(j, "", "  ") // only texts and numbers, so that there is no error
 	return append(content, '\n')
 }
 
@@ -323,13 +317,13 @@ func edit(h doctor.Host, file, endpoint string) (change, error) {
 		switch {
 		case at != nil:
 			l.Was = text[at[0]:at[1]]
-			text = text[:at[0]] + l.Now + text[at[1]:]
 		case text != "" && !strings.HasSuffix(text, "\n"):
 			l.Now = "\n" + l.Now
-			text += l.Now
+			fallthrough
 		default:
-			text += l.Now
+			at = []int{len(text), len(text)}
 		}
+		text = text[:at[0]] + l.Now + text[at[1]:]
 		c.lines = append(c.lines, l)
 	}
 	// The result shows a file in another form (JSON, several documents, a value over several lines).
@@ -367,9 +361,6 @@ func takenBack(text string, l line) bool {
 }
 
 func places(text, lines string) [][]int {
-	begin := "(?m)^"
-	if strings.HasPrefix(lines, "\n") {
-		begin = ""
-	}
+	begin := map[bool]string{false: "(?m)^"}[strings.HasPrefix(lines, "\n")]
 	return regexp.MustCompile(begin+regexp.QuoteMeta(lines)).FindAllStringIndex(text, -1)
 }

@@ -216,14 +216,15 @@ func (s Enabler) back(f kept) Step {
 	}
 }
 
-func restartSteps(unit string, reload bool) []Step {
-	restart := Step{Action: Run, Command: []string{"systemctl", "restart", "--no-block", unit}}
-	restart.Text = "run " + strings.Join(restart.Command, " ")
-	if !reload {
-		return []Step{restart}
+func restartSteps(unit string, reload bool) (steps []Step) {
+	commands := [][]string{{"systemctl", "restart", "--no-block", unit}}
+	if reload {
+		commands = append([][]string{{"systemctl", "daemon-reload"}}, commands...)
 	}
-	reloading := []string{"systemctl", "daemon-reload"}
-	return []Step{{Action: Run, Text: "run systemctl daemon-reload", Command: reloading}, restart}
+	for _, c := range commands {
+		steps = append(steps, Step{Action: Run, Text: "run " + strings.Join(c, " "), Command: c})
+	}
+	return steps
 }
 
 func isUnitFile(file string) bool { return strings.HasSuffix(path.Dir(file), ".service.d") }
@@ -369,10 +370,8 @@ func (s Enabler) stale(l inspection) string {
 		return ""
 	}
 	c, err := planChange(l.host, l.base, s.listen(l))
-	if err != nil {
-		return ""
-	}
-	if now, err := readIfThere(s.Host, c.path); err != nil || string(now) == string(c.content) {
+	now, readErr := readIfThere(s.Host, c.path)
+	if err != nil || readErr != nil || string(now) == string(c.content) {
 		return ""
 	}
 	return fmt.Sprintf("The kubelet's settings have changed since pullgatectl node enable wrote %s, which keeps the old "+
