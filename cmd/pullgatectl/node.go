@@ -174,9 +174,10 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, 
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx := cmd.Context()
 		plan, question := nodeenable.Enabler.Disable, "Revert this?"
-		d, err := s.configured() // for disable the defaults suffice if it cannot be read
+		d, _ := s.configured() // for disable the defaults suffice if it cannot be read
 		if enable {
 			plan, question = nodeenable.Enabler.Enable, "Make the kubelet use pullgated?"
+			var err error
 			if d, err = s.running(ctx); err != nil {
 				return err
 			}

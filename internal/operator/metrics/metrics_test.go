@@ -2,7 +2,6 @@ package metrics_test
 
 import (
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -312,13 +311,7 @@ func codes() []string {
 }
 
 func TestScrape(t *testing.T) {
-	server := httptest.NewServer(newMetrics().Handler())
-	defer server.Close()
-	response := testkit.Value(http.Get(server.URL))(t)
-	body, err := io.ReadAll(response.Body)
-	if err != nil || response.Body.Close() != nil || response.StatusCode != http.StatusOK {
-		t.Fatalf("scrape: %s, %v", response.Status, err)
-	}
+	body := page(newMetrics())
 	for _, want := range []string{
 		`image_pull_secret_recheck_hit_sum{pull_policy="Always"} 0.001`,
 		`image_pull_secret_recheck_hit_bucket{pull_policy="Always",le="0.0005"} 0`,
@@ -334,7 +327,7 @@ func TestScrape(t *testing.T) {
 		`pullgate_config_info{mode="shadow",policies_hash="abc",policy="AlwaysVerify"} 1`, `pullgate_admission_enforcing 0`,
 		`# TYPE pullgate_verdicts_total counter`,
 	} {
-		if !strings.Contains("\n"+string(body), "\n"+want+"\n") {
+		if !strings.Contains("\n"+body, "\n"+want+"\n") {
 			t.Errorf("the scrape lacks %s", want)
 		}
 	}

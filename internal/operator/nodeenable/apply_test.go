@@ -569,8 +569,8 @@ func TestChangedSince(t *testing.T) {
 	const theirs, images = "/etc/kubelet.yaml", "imageServiceEndpoint: "
 	const runtime = "containerRuntimeEndpoint: " + listen + "\n"
 	added := func(more string) func(string) string { return func(s string) string { return s + more } }
-	replaced := func(old, new string) func(string) string {
-		return func(s string) string { return strings.Replace(s, old, new, 1) }
+	replaced := func(old, by string) func(string) string {
+		return func(s string) string { return strings.Replace(s, old, by, 1) }
 	}
 	comment := added("# " + runtime)
 	for _, tc := range []struct {
