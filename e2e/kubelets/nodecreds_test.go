@@ -2,7 +2,6 @@ package kubelets_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,7 +18,7 @@ import (
 func nodeCredentials(s *scenario) {
 	r := s.registry()
 	app, own := s.push(r, "node/app:1", node.Image{}), s.push(r, "own/app:1", node.Image{Content: "own"})
-	s.must(s.plugin(r.Host()+"/"+s.name+"/node", alice))
+	s.plugin(r.Host()+"/"+s.name+"/node", alice)
 	defer func() {
 		s.kubelet.SetFlags()
 		s.must(s.restartKubelet(context.WithoutCancel(s.Context()), quick()))
@@ -55,15 +54,11 @@ func (s *scenario) reports() int {
 }
 
 // plugin has the kubelet run a plugin through pullgated from its next start on, with a login for images that begin so.
-func (s *scenario) plugin(images string, login node.Login) error {
-	program, err := node.Program("pullgated")
-	if err != nil {
-		return err
-	}
+func (s *scenario) plugin(images string, login node.Login) {
+	s.Helper()
+	program := testkit.Value(node.Program("pullgated"))(s)
 	dir := filepath.Join(s.Dir, "plugins-of-"+s.name)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
+	s.must(os.MkdirAll(dir, 0o700))
 	path := func(name string) string { return filepath.Join(dir, name) }
 	answer := fmt.Sprintf(`{"apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse",
   "cacheKeyType": "Registry", "cacheDuration": "1h", "auth": {%q: {"username": %q, "password": %q}}}`,
@@ -79,7 +74,7 @@ providers:
 `, images, filepath.Join(s.gate.Dir(), "admin.sock"), filepath.Join(s.gate.Dir(), "state"), path("plugin"))
 	const flag = "--image-credential-provider-"
 	s.kubelet.SetFlags(flag+"config", path("config.yaml"), flag+"bin-dir", dir)
-	return errors.Join(
+	s.must(
 		os.Symlink(program, path("pullgate-plugin")),
 		os.WriteFile(path("plugin"), []byte("#!/bin/sh\ncat >/dev/null\ncat '"+path("answer.json")+"'\n"), 0o700),
 		os.WriteFile(path("answer.json"), []byte(answer), 0o600),

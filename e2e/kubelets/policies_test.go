@@ -18,8 +18,9 @@ import (
 const casesFile = "cases.md"
 
 // preload puts images on the node past every kubelet, one for each pull policy, so that requests show which pod asked.
-func (m *machine) preload(ctx context.Context) error {
-	m.preloaded = map[string]node.Pushed{}
+func (s *scenario) preload() {
+	s.Helper()
+	s.preloaded = map[string]node.Pushed{}
 	for _, folder := range []string{"preloaded", "listed", "content"} {
 		for _, policy := range pullPolicies() {
 			name := folder + "/" + strings.ToLower(string(policy))
@@ -27,24 +28,13 @@ func (m *machine) preload(ctx context.Context) error {
 			if folder == "content" {
 				content = folder // of all three
 			}
-			p, err := m.Private.Push(ctx, name+":1", node.Image{Content: content})
-			if err != nil {
-				return err
-			}
-			archive := filepath.Join(m.Dir, "preload.tar")
-			if err := p.Archive(archive, p.Name); err != nil {
-				return err
-			}
-			if err := m.Containerd.Import(ctx, archive); err != nil {
-				return err
-			}
-			if err := os.Remove(archive); err != nil {
-				return err
-			}
-			m.preloaded[name] = p
+			p := testkit.Value(s.Private.Push(s.Context(), name+":1", node.Image{Content: content}))(s)
+			archive := filepath.Join(s.TempDir(), "preload.tar")
+			s.must(p.Archive(archive, p.Name))
+			s.must(s.Containerd.Import(s.Context(), archive))
+			s.preloaded[name] = p
 		}
 	}
-	return nil
 }
 
 func pullPolicies() []corev1.PullPolicy { return []corev1.PullPolicy{ifNotPresent, always, never} }

@@ -20,7 +20,7 @@ func installed(s *scenario) {
 	app := s.private("app:1")
 	stay := []*outcome{s.keep(runs("A, with its secret", use("a", app, alice), downloads))}
 	before := s.containers(stay)
-	s.must(s.preload(s.Context()))
+	s.preload()
 	s.must(s.protect(s.Context()))
 	s.runSteps(runs("B on an image from before", use("b", app).pulls(never), nothing))
 	if after := s.containers(stay); !maps.Equal(before, after) {

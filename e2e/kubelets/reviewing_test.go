@@ -116,23 +116,16 @@ func (r *reviewing) runs(name string, o *outcome) {
 }
 
 type decision struct {
-	Call string `json:"call"`
-	Pod  struct {
-		UID  string `json:"uid"`
-		Name string `json:"name"`
-	} `json:"pod"`
-	Container string         `json:"container"`
-	Verdict   string         `json:"verdict"`
-	Policies  []policyAnswer `json:"policies"`
+	Call     string
+	Pod      struct{ UID string }
+	Verdict  string
+	Policies []policyAnswer
 }
 
 type policyAnswer struct {
-	Validator        string            `json:"validator"`
-	Policy           string            `json:"policy"`
-	Answer           string            `json:"answer"`
-	Reason           string            `json:"reason"`
-	FailedOpen       bool              `json:"failedOpen"`
-	AuditAnnotations map[string]string `json:"auditAnnotations"`
+	Policy, Reason   string
+	FailedOpen       bool
+	AuditAnnotations map[string]string
 }
 
 func (d decision) failedOpen() bool {

@@ -382,21 +382,13 @@ func imageOf(p *corev1.Pod, container string) string {
 	return ""
 }
 
-func (s *scenario) private(name string) node.Pushed {
-	s.Helper()
-	return s.push(s.Private, name, node.Image{})
-}
+func (s *scenario) private(name string) node.Pushed { return s.push(s.Private, name, node.Image{}) }
 
-func (s *scenario) public(name string) node.Pushed {
-	s.Helper()
-	return s.push(s.Public, name, node.Image{})
-}
+func (s *scenario) public(name string) node.Pushed { return s.push(s.Public, name, node.Image{}) }
 
 func (s *scenario) push(r *node.Registry, name string, i node.Image) node.Pushed {
 	s.Helper()
-	if i.Content == "" {
-		i.Content = s.Name() + name
-	}
+	i.Content = cmp.Or(i.Content, s.Name()+name)
 	return testkit.Value(r.Push(s.Context(), s.name+"/"+name, i))(s)
 }
 
