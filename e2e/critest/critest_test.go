@@ -117,7 +117,6 @@ func pushImages(t *testing.T, n *node.Node) {
 	}
 }
 
-// A result is that of one spec: its state is a word such as "passed".
 type result struct{ state, failure string }
 
 func (r result) String() string { return strings.TrimSpace(r.state + " " + r.failure) }

@@ -129,7 +129,6 @@ metadata: {name: signed}
 spec: {images: [{glob: repo.test/signed}], authorities: [{keyless: {identities: [{issuer: i, subject: s}]}}]}
 `
 
-// audited is a restriction that the sandboxes of the workload violate.
 const audited = `apiVersion: policy.pullgate.dev/v1alpha1
 kind: PodRestriction
 metadata: {name: audited, annotations: {policy.pullgate.dev/mode: Audit}}
@@ -169,7 +168,6 @@ func (w workload) calls(t *testing.T) {
 	}
 }
 
-// emptyAPIServer has no pods, and returns the kubeconfig for it.
 func emptyAPIServer(t *testing.T) string {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -215,14 +213,12 @@ func startPrometheus(t *testing.T, targets map[string]string) prometheus {
 	return p
 }
 
-// data decodes the data of an answer of the API.
 func (p prometheus) data(t *testing.T, path string, into any) {
 	t.Helper()
 	text := testkit.Value(host.Get(p.url + "/api/v1/" + path))(t)
 	testkit.Must(t, json.Unmarshal([]byte(text), &struct{ Data any }{into}))
 }
 
-// A sample is one series of an answer, with time and value.
 type sample struct {
 	Metric map[string]string
 	Value  [2]any

@@ -137,7 +137,6 @@ func (c *Containerd) Close() error {
 	return errors.Join(err, c.Stop(), endContainers(ctx, c.dir), unmountBelow(c.dir))
 }
 
-// unmountBelow removes the mounts below a directory, the deepest first.
 func unmountBelow(dir string) (err error) {
 	defer host.Catch(&err)
 	mounts := host.Must(os.ReadFile("/proc/self/mounts"))

@@ -23,7 +23,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// A rewrite returns the replacement of a message.
 type rewrite func(ctx context.Context, message []byte) ([]byte, error)
 
 // CRIO is a program between pullgated and a containerd that makes it answer on the wire as CRI-O does: image IDs are 64
@@ -174,7 +173,6 @@ type message[M any] interface {
 	proto.Message
 }
 
-// rewriting returns a rewrite that changes messages of one type.
 func rewriting[M any, P message[M]](change func(ctx context.Context, m P) error) rewrite {
 	return func(ctx context.Context, message []byte) ([]byte, error) {
 		m := P(new(M))
@@ -218,7 +216,6 @@ func answered(i *runtimeapi.Image) {
 	}
 }
 
-// usedImage returns how CRI-O names the image of a container.
 func (c *CRIO) usedImage(ctx context.Context, of interface {
 	GetImageId() string
 	GetImageRef() string
@@ -231,7 +228,6 @@ func (c *CRIO) usedImage(ctx context.Context, of interface {
 	return strings.TrimPrefix(of.GetImageId(), idPrefix), ref
 }
 
-// repoDigest returns a repo digest of the image that containerd has under an ID.
 func (c *CRIO) repoDigest(ctx context.Context, id string) (string, error) {
 	request := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: id}}
 	i, err := runtimeapi.NewImageServiceClient(c.runtime).ImageStatus(ctx, request)

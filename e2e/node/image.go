@@ -128,7 +128,6 @@ func busyboxPath() (string, error) {
 	return "", errors.New("no statically linked busybox: install Debian's package busybox-static, or run .ci/install-debs")
 }
 
-// static reports whether a file is a program that needs no interpreter.
 func static(path string) bool {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// nodePrefix begins the name of every node's directory.
 const nodePrefix = "pullgate-node-"
 
 // makeDir makes a node's directory and holds its lock until the process ends.
@@ -116,7 +115,6 @@ func gone(pids []int) error {
 	return nil
 }
 
-// cgroupOf is the cgroup that the pods of a node are put under.
 func cgroupOf(dir string) string { return "/" + filepath.Base(dir) }
 
 // removeCgroups removes the empty cgroups of a node, of either version.

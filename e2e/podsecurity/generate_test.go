@@ -111,7 +111,6 @@ func addVolume(r *rand.Rand, s *corev1.PodSpec) {
 	s.Volumes = append(s.Volumes, corev1.Volume{Name: "v", VolumeSource: source})
 }
 
-// containerChanges change a container.
 var containerChanges = []func(r *rand.Rand, s *corev1.SecurityContext){
 	func(r *rand.Rand, s *corev1.SecurityContext) { s.Privileged = maybe(r, true, false) },
 	func(r *rand.Rand, s *corev1.SecurityContext) { s.AllowPrivilegeEscalation = maybe(r, true, false) },

@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// pods is how many pods are compared for each level.
 const pods = 10_000
 
 // notExpressible are the checks of the standards about fields that a PodRestriction does not have.

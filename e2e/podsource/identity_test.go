@@ -45,7 +45,6 @@ func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	w.learns(uid, rotated)
 }
 
-// expires waits until the API server refuses a certificate.
 func (w *world) expires(file string) {
 	w.Helper()
 	text := w.cluster.Kubeconfig("client-certificate: " + file + ", client-key: " + file)

@@ -45,7 +45,6 @@ func TestMemoryIsBoundedWithSecretsOfAMegabyte(t *testing.T) {
 	w.measure(60)
 }
 
-// fill gives the node so many pods, each with a Secret of its own.
 func (w *world) fill(n int, secret func(i int) *corev1.Secret) {
 	w.Helper()
 	var all errgroup.Group
@@ -100,7 +99,6 @@ func (w *world) measure(secrets int) {
 	}
 }
 
-// secretsRead returns how many single Secrets the API server has served.
 func (w *world) secretsRead() int {
 	w.Helper()
 	page := testkit.Value(w.core.RESTClient().Get().AbsPath("/metrics").DoRaw(w.Context()))(w)

@@ -90,7 +90,6 @@ func (w *world) certify(lifetime time.Duration, groups ...string) {
 	w.must(errors.Join(os.Symlink(file, next), os.Rename(next, w.certificateFile())))
 }
 
-// kubeconfig writes the kubeconfig of a kubelet with a certificate, and returns its path.
 func (w *world) kubeconfig() string {
 	w.Helper()
 	return w.kubeconfigOf("client-certificate: " + w.certificateFile() + ", client-key: " + w.certificateFile())

@@ -19,7 +19,6 @@ import (
 // An exception is a reason why the two views of a field differ.
 type exception string
 
-// The exceptions.
 const (
 	imageUser     exception = "runAsUser: a pod without a user runs as that of its image, unknown to the API server"
 	runsAsNonRoot exception = "runAsNonRoot: the pod does not require it, and the container runs as another user than root"

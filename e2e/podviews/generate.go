@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// initPrefix begins the names of init containers.
 const initPrefix = "init-"
 
 // A World is what generated pods refer to, which must exist before they are created.
@@ -45,7 +44,6 @@ func Generate(seed uint64, n int, w World) []*Generated {
 	return all
 }
 
-// A generator makes one pod.
 type generator struct {
 	World
 	*rand.Rand

@@ -73,7 +73,6 @@ func (r *Runtime) Complete(uid string, containers int) bool {
 	return r.pods[uid] != nil && len(r.pods[uid].containers) == containers
 }
 
-// of returns what was sent about a pod; nil if nothing was.
 func (r *Runtime) of(uid string) *sent {
 	r.mu.Lock()
 	defer r.mu.Unlock()

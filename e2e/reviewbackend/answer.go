@@ -26,7 +26,6 @@ type Answer struct {
 // A Failure is a way not to answer.
 type Failure int
 
-// The failures.
 const (
 	None            Failure = iota
 	Hang                    // no answer at all

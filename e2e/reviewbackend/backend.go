@@ -29,7 +29,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// maxBody is what is read of a request.
 const maxBody = 4 << 20
 
 // A Backend is an image review backend. Its methods may be called concurrently.

@@ -29,7 +29,6 @@ type world struct {
 	policies string // the folder of pullgated
 }
 
-// start starts a world whose runtime has images of these names. prepare writes its policy files.
 func start(tb testing.TB, prepare func(*world), images ...string) *world {
 	tb.Helper()
 	dir := criproxytest.SocketDir(tb)
