@@ -3,7 +3,6 @@ package policyfiles_test
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -82,15 +81,6 @@ func refusals(t *testing.T, golden string, load func(text string) error) {
 	compare(t, golden, all.String())
 }
 
-// Example checks that the example of the manual that has a text is one rule without notes.
-func (r dialect) Example(t *testing.T, has string) {
-	t.Helper()
-	p, err := r.Load(example(t, has))
-	if err != nil || len(p.Rules) != 1 || len(p.Notes) > 0 {
-		t.Errorf("Load = %+v, %v; want one rule without notes", p, err)
-	}
-}
-
 // Fuzz reads files, first some small ones: files of testdata are large, and the fuzzer would spend its time on making
 // them smaller. check is called with each rule of a valid file.
 func (r dialect) Fuzz(f *testing.F, check func(*testing.T, requirement.Rule), texts ...string) {
@@ -115,11 +105,11 @@ func (r dialect) Fuzz(f *testing.F, check func(*testing.T, requirement.Rule), te
 // pemText returns the content of files of testdata as one YAML string.
 func pemText(t *testing.T, names ...string) string {
 	t.Helper()
-	var all strings.Builder
+	all := ""
 	for _, name := range names {
-		all.WriteString(readFile(t, "testdata/"+name))
+		all += readFile(t, "testdata/"+name)
 	}
-	return `"` + strings.ReplaceAll(all.String(), "\n", `\n`) + `"`
+	return `"` + strings.ReplaceAll(all, "\n", `\n`) + `"`
 }
 
 // readFile returns the content of a file.
@@ -185,17 +175,16 @@ func describe(out *strings.Builder, s *requirement.Signer) {
 	}
 }
 
-// signaturesPage returns the path of the page about policies, from the folder of the package.
-func signaturesPage() string { return filepath.Join("..", "..", "..", "docs", "signatures.md") }
+const signaturesPage = "../../../docs/signatures.md"
 
 // checkFields checks that the table of a section of the manual names each field below spec of a policy file, as
 // parent.field, and no other one. document is the type of the file. If types of fields are used in several places, the
 // first one counts.
 func checkFields(t *testing.T, section string, document reflect.Type) {
 	t.Helper()
-	_, text, ok := strings.Cut(readFile(t, signaturesPage()), "\n## "+section+"\n")
+	_, text, ok := strings.Cut(readFile(t, signaturesPage), "\n## "+section+"\n")
 	if !ok {
-		t.Fatalf("%s has no section %s", signaturesPage(), section)
+		t.Fatalf("%s has no section %s", signaturesPage, section)
 	}
 	text, _, _ = strings.Cut(text, "\n## ")
 	var documented []string
@@ -211,12 +200,12 @@ func checkFields(t *testing.T, section string, document reflect.Type) {
 	fields := fieldsOf("spec", spec.Type, map[reflect.Type]bool{})
 	for _, f := range fields {
 		if !slices.Contains(documented, f) {
-			t.Errorf("section %s of %s does not have the field %s", section, signaturesPage(), f)
+			t.Errorf("section %s of %s does not have the field %s", section, signaturesPage, f)
 		}
 	}
 	for i, f := range documented {
 		if !slices.Contains(fields, f) || slices.Contains(documented[:i], f) {
-			t.Errorf("section %s of %s has %s, which is not a field or there twice", section, signaturesPage(), f)
+			t.Errorf("section %s of %s has %s, which is not a field or there twice", section, signaturesPage, f)
 		}
 	}
 }
@@ -240,24 +229,27 @@ func fieldsOf(parent string, of reflect.Type, seen map[reflect.Type]bool) (field
 	return fields
 }
 
-// example returns the example of the manual that has a text.
-func example(t *testing.T, has string) string {
-	t.Helper()
-	for i, example := range strings.Split(readFile(t, signaturesPage()), "```") {
-		if text, ok := strings.CutPrefix(example, "yaml\n"); ok && i%2 == 1 && strings.Contains(text, has) {
-			return text
-		}
-	}
-	t.Fatalf("%s has no example with %s", signaturesPage(), has)
-	return ""
-}
-
 func TestDocumentedFields(t *testing.T) {
 	checkFields(t, "Kyverno", reflect.TypeFor[policyfiles.KyvernoDocument]())
 	checkFields(t, "Sigstore", reflect.TypeFor[policyfiles.CIPDocument]())
 }
 
+// The first example of each dialect in the manual is one rule without notes.
 func TestDocumentedExamples(t *testing.T) {
-	kyverno.Example(t, "kyverno.io/v1")
-	cip.Example(t, "policy.sigstore.dev/v1beta1")
+	for has, dialect := range map[string]dialect{"kyverno.io/v1": kyverno, "policy.sigstore.dev/v1beta1": cip} {
+		found := 0
+		for _, text := range strings.Split(readFile(t, signaturesPage), "```yaml\n")[1:] {
+			text, _, _ = strings.Cut(text, "```")
+			if !strings.Contains(text, has) || found > 0 {
+				continue
+			}
+			found++
+			if p, err := dialect.Load(text); err != nil || len(p.Rules) != 1 || len(p.Notes) > 0 {
+				t.Errorf("%s: Load = %+v, %v; want one rule without notes", has, p, err)
+			}
+		}
+		if found == 0 {
+			t.Errorf("%s has no example of %s", signaturesPage, has)
+		}
+	}
 }

@@ -11,25 +11,30 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// folder returns a folder of policies with these bindings and specs, and the names a, b and so on.
+// policyFolder returns a folder of policies with these bindings and specs, and the names a, b and so on.
 func policyFolder(t *testing.T, policies ...string) string {
 	t.Helper()
-	dir := t.TempDir()
+	var pairs []string
 	for i, p := range policies {
 		name := string(rune('a' + i))
-		text := "apiVersion: " + restriction.APIVersion + "\nkind: " + restriction.Kind + "\nmetadata: {name: " + name +
-			"}\n" + p
-		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
+		pairs = append(pairs, name+".yaml", "apiVersion: "+restriction.APIVersion+"\nkind: "+restriction.Kind+
+			"\nmetadata: {name: "+name+"}\n"+p)
 	}
-	return dir
+	return folder(t, pairs...)
+}
+
+// tested returns the result of tests of a file of pods.
+func tested(t *testing.T, s policyfiles.TestSettings, text string) *policyfiles.TestResult {
+	t.Helper()
+	p, err := policyfiles.NewTester(s)
+	must(t, err)
+	return p.Test(pods(t, text))
 }
 
 func pods(t *testing.T, text string) (all []policyfiles.TestPod) {
 	t.Helper()
-	found, err := podfile.Read([]byte(text), podfile.Workload{
-		Group: "apps", Resource: "deployments",
-		Path: "spec.template",
-	})
+	deployments := podfile.Workload{Group: "apps", Resource: "deployments", Path: "spec.template"}
+	found, err := podfile.Read([]byte(text), deployments)
 	must(t, err)
 	for _, p := range found {
 		all = append(all, policyfiles.TestPod{Pod: p, File: "pods.yaml"})
@@ -61,9 +66,7 @@ func TestWhoJudges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.settings.Folder = dir
-			p, err := policyfiles.NewTester(tc.settings)
-			must(t, err)
-			r := p.Test(pods(t, twoContainers))
+			r := tested(t, tc.settings, twoContainers)
 			got := r.Pods[0]
 			if got.Admitted != tc.admitted || strings.Join(got.AcceptedBy, " ") != tc.acceptedBy ||
 				len(got.Violations) != tc.violations || len(r.Unjudged) != tc.unjudged {
@@ -78,11 +81,10 @@ func TestWhoJudges(t *testing.T) {
 
 // What the pod violates is reported once, not for the sandbox and for each container.
 func TestViolationsAreReportedOnce(t *testing.T) {
-	p, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: policyFolder(t,
-		"spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")})
-	must(t, err)
-	if r := p.Test(pods(t, twoContainers)); len(r.Pods[0].Violations) != 1 || r.Pods[0].Violations[0].Policy != "a" {
-		t.Errorf("violations %+v; want one", r.Pods[0].Violations)
+	dir := policyFolder(t, "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")
+	if v := tested(t, policyfiles.TestSettings{Folder: dir}, twoContainers).Pods[0].Violations; len(v) != 1 ||
+		v[0].Policy != "a" {
+		t.Errorf("violations %+v; want one", v)
 	}
 }
 
@@ -95,9 +97,7 @@ func TestNamespaceLabels(t *testing.T) {
 			s.NamespaceLabels = filepath.Join(t.TempDir(), "labels")
 			must(t, os.WriteFile(s.NamespaceLabels, []byte(labels), 0o600))
 		}
-		p, err := policyfiles.NewTester(s)
-		must(t, err)
-		r := p.Test(pods(t, twoContainers))
+		r := tested(t, s, twoContainers)
 		if unjudged := len(r.Unjudged) == 1; r.Denied() != denied || unjudged != (labels == "") {
 			t.Errorf("labels %q: %+v; want %d denied", labels, r, denied)
 		}
@@ -126,10 +126,9 @@ func TestRulesAboutSignatures(t *testing.T) {
 		"other.test/x:1":     {0, 0, 0},
 	} {
 		for _, atAdmission := range []bool{true, false} {
-			p, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir, AtAdmission: atAdmission})
-			must(t, err)
-			r := p.Test(pods(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: team},
-				spec: {template: {spec: {containers: [{name: one, image: "`+image+`"}]}}}}`))
+			text := "{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: team}, spec: {template: {spec: " +
+				"{containers: [{name: one, image: '" + image + "'}]}}}}"
+			r := tested(t, policyfiles.TestSettings{Folder: dir, AtAdmission: atAdmission}, text)
 			if got := r.Pods[0]; r.Denied() != want.denied || len(got.Violations) != want.violations ||
 				len(got.NotJudged) != want.notJudged || got.Kind != "Deployment" {
 				t.Errorf("%s, at admission %v: %+v; want %+v", image, atAdmission, got, want)

@@ -19,62 +19,59 @@ func newRandom(seed uint64) random { return random{rand.New(rand.NewPCG(seed, 7)
 
 func pick[T any](r random, from ...T) T { return from[r.IntN(len(from))] }
 
-// some returns v as a field that is often absent.
-func some(r random, field, v string) string {
-	if r.IntN(3) > 0 {
-		return ""
+// mapping returns a mapping of fields, of which each is often absent.
+func (r random) mapping(namesAndValues ...string) string {
+	var fields []string
+	for pair := range slices.Chunk(namesAndValues, 2) {
+		if r.IntN(3) == 0 {
+			fields = append(fields, pair[0]+": "+pair[1])
+		}
 	}
-	return field + ": " + v + ", "
+	return "{" + strings.Join(fields, ", ") + "}"
+}
+
+// nilable is mapping for a value that policies can forbid or require to be nil.
+func (r random) nilable(namesAndValues ...string) string {
+	return "{" + pick(r, "", "", "allowNil: false, ", "requireNil: true, ") + r.mapping(namesAndValues...)[1:]
 }
 
 func (r random) str(values ...string) string {
-	return "{" + some(r, "whitelist", "["+pick(r, values...)+", "+pick(r, values...)+"]") + some(r, "blacklist",
-		"["+pick(r, values...)+"]") +
-		some(r, "regex", "'"+pick(r, values...)+".*'") + pick(r, "", "", "allowNil: false", "requireNil: true") + "}"
+	return r.nilable("whitelist", "["+pick(r, values...)+", "+pick(r, values...)+"]", "blacklist",
+		"["+pick(r, values...)+"]", "regex", "'"+pick(r, values...)+".*'")
 }
 
 func (r random) number() string {
-	return "{" + some(r, "ranges", "[{min: "+pick(r, "0", "1", "1000")+"}, {max: 0}]") + pick(r, "", "", "forbidNil: true",
-		"requireNil: true") + "}"
+	return r.nilable("ranges", "[{min: "+pick(r, "0", "1", "1000")+"}, {max: 0}]")
 }
 
-func (r random) boolean() string {
-	return "{" + some(r, "require", pick(r, "true", "false")) + pick(r, "", "", "forbidNil: true", "requireNil: true") +
-		"}"
-}
+func (r random) boolean() string { return r.nilable("require", pick(r, "true", "false")) }
 
-func (r random) mapping(keys, values []string) string {
-	return "{" + some(r, "requireKeys", "["+pick(r, keys...)+"]") + some(r, "keyWhitelist",
-		"["+strings.Join(keys, ", ")+"]") + some(r, "keyBlacklist", "["+pick(r, keys...)+"]") + some(r, "values",
-		"{"+pick(r, keys...)+": "+r.str(values...)+"}") + "}"
+func (r random) texts(keys, values []string) string {
+	return r.mapping("requireKeys", "["+pick(r, keys...)+"]", "keyWhitelist", "["+strings.Join(keys, ", ")+"]",
+		"keyBlacklist", "["+pick(r, keys...)+"]", "values", "{"+pick(r, keys...)+": "+r.str(values...)+"}")
 }
 
 func (r random) container() string {
-	caps := "{" + some(r, "add", "{values: {whitelist: [CHOWN, NET_RAW]}}") + some(r, "drop",
-		"{requiredValues: ["+pick(r, "ALL", "KILL")+"]}") + "}"
-	security := "{" + some(r, "privileged", r.boolean()) + some(r, "runAsUser", r.number()) + some(r, "runAsNonRoot",
-		r.boolean()) +
-		some(r, "readOnlyRootFilesystem", r.boolean()) + some(r, "allowPrivilegeEscalation", r.boolean()) + some(r,
-		"capabilities", caps) + some(r, "seLinuxOptions", "{type: "+r.str("container_t", "spc_t")+"}") + "}"
-	return "{" + some(r, "image", "[{registry: "+r.str("docker.io", "registry.test")+", tag: "+r.str("latest",
-		"v1")+"}]") + some(r, "imagePullPolicy", r.str("Always", "Never")) + some(r, "securityContext", security) + "}"
+	caps := r.mapping("add", "{values: {whitelist: [CHOWN, NET_RAW]}}",
+		"drop", "{requiredValues: ["+pick(r, "ALL", "KILL")+"]}")
+	security := r.mapping("privileged", r.boolean(), "runAsUser", r.number(), "runAsNonRoot", r.boolean(),
+		"readOnlyRootFilesystem", r.boolean(), "allowPrivilegeEscalation", r.boolean(), "capabilities", caps,
+		"seLinuxOptions", "{type: "+r.str("container_t", "spc_t")+"}")
+	image := "[{registry: " + r.str("docker.io", "registry.test") + ", tag: " + r.str("latest", "v1") + "}]"
+	return r.mapping("image", image, "imagePullPolicy", r.str("Always", "Never"), "securityContext", security)
 }
 
 func (r random) spec() string {
-	security := "{" + some(r, "hostNetwork", r.boolean()) + some(r, "hostPID", r.boolean()) + some(r,
-		"shareProcessNamespace", r.boolean()) +
-		some(r, "supplementalGroups", r.number()) + some(r, "fsGroup", r.number()) + "}"
-	volume := "{" + some(r, "volumeType", r.str("secret", "hostPath", "emptyDir")) + some(r, "hostPath",
-		"{path: {whitelist: ["+pick(r, "/a", "/a/b", "/")+"]}}") + some(r, "mount", "{readOnly: "+r.boolean()+"}") + "}"
-	pod := "{" + some(r, "restartPolicy", r.str("Always", "Never")) + some(r, "terminationGracePeriodSeconds",
-		r.number()) +
-		some(r, "nodeSelector", r.mapping([]string{"disk", "zone"}, []string{"ssd", "b"})) + some(r, "securityContext",
-		security) +
-		some(r, "containers", "["+r.container()+", "+r.container()+"]") + some(r, "initContainers", "["+r.container()+"]") +
-		some(r, "volumes", pick(r, volume, "["+volume+", "+volume+"]")) + "}"
-	meta := "{" + some(r, "name", r.str("web", "db")) + some(r, "labels",
-		r.mapping([]string{"app", "tier"}, []string{"web", "db"})) + "}"
-	return "{" + some(r, "metadata", meta) + "spec: " + pod + "}"
+	security := r.mapping("hostNetwork", r.boolean(), "hostPID", r.boolean(), "shareProcessNamespace", r.boolean(),
+		"supplementalGroups", r.number(), "fsGroup", r.number())
+	volume := r.mapping("volumeType", r.str("secret", "hostPath", "emptyDir"), "hostPath",
+		"{path: {whitelist: ["+pick(r, "/a", "/a/b", "/")+"]}}", "mount", "{readOnly: "+r.boolean()+"}")
+	pod := r.mapping("restartPolicy", r.str("Always", "Never"), "terminationGracePeriodSeconds", r.number(),
+		"nodeSelector", r.texts([]string{"disk", "zone"}, []string{"ssd", "b"}), "securityContext", security,
+		"containers", "["+r.container()+", "+r.container()+"]", "initContainers", "["+r.container()+"]",
+		"volumes", pick(r, volume, "["+volume+", "+volume+"]"))
+	labels := r.texts([]string{"app", "tier"}, []string{"web", "db"})
+	return "{spec: " + pod + ", " + r.mapping("metadata", r.mapping("name", r.str("web", "db"), "labels", labels))[1:]
 }
 
 func (r random) file(name, mode string) restriction.File {
@@ -183,9 +180,9 @@ func TestPropertiesOfSets(t *testing.T) {
 		// Less knowledge never helps a pod against Drop policies whose fields the source carries.
 		if options.From == restriction.Admission && !want.Admitted {
 			blind := pod
-			blind.Labels, blind.RestartPolicy, blind.HostNetwork, blind.FSGroup = admission.Value[map[string]string]{},
-				admission.Value[string]{}, admission.Value[bool]{}, admission.Value[int64]{}
-			blind.SupplementalGroups, blind.Groups = admission.Value[[]int64]{}, admission.Value[[]int64]{}
+			for _, name := range strings.Fields("Labels RestartPolicy HostNetwork FSGroup SupplementalGroups Groups") {
+				reflect.ValueOf(&blind).Elem().FieldByName(name).SetZero()
+			}
 			if got := load(t, files...).Judge(&blind, containers, options); got.Admitted {
 				t.Fatalf("seed %d: unknown fields admit a pod that was denied: %+v", seed, want)
 			}
