@@ -78,9 +78,7 @@ func (c *kyvernoCompiler) attestations(below *field.Path, v *kyvernoVerification
 			s.Conditions = append(s.Conditions, requirement.Conditions{
 				All: c.conditions(at.Child("all"), block.All), Any: c.conditions(at.Child("any"), block.Any),
 			})
-			if len(block.All)+len(block.Any) == 0 {
-				c.Required(at, "must have all or any, with at least one condition")
-			}
+			c.RequiredIf(len(block.All)+len(block.Any) == 0, at, "must have all or any, with at least one condition")
 		}
 		var by requirement.Requirement
 		switch {

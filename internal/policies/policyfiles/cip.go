@@ -59,9 +59,7 @@ func (c *cipCompiler) spec(at *field.Path, s *cipSpec) {
 }
 
 func (c *cipCompiler) images(at *field.Path, list []cipImage) []requirement.Pattern {
-	if len(list) == 0 {
-		c.Required(at, "must have at least one glob")
-	}
+	c.RequiredIf(len(list) == 0, at, "must have at least one glob")
 	var all []requirement.Pattern
 	for i, in := range list {
 		at, glob := at.Index(i).Child("glob"), in.Glob
@@ -98,9 +96,7 @@ func (c *cipCompiler) matchesPods(at *field.Path, list []cipMatch) bool {
 			c.Note(at.Index(i), "no effect; a policy for pods is for the pods of all workloads")
 		}
 	}
-	if !forPods {
-		c.Note(at, "not enforced: the policy is not for pods; add {version: v1, resource: pods} if it should be")
-	}
+	c.NoteIf(!forPods, at, "not enforced: the policy is not for pods; add {version: v1, resource: pods} if it should be")
 	return forPods
 }
 
@@ -125,9 +121,7 @@ func (c *cipCompiler) authority(at *field.Path, a *cipAuthority) []requirementNo
 }
 
 func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requirementNode) []requirementNode {
-	if len(list) == 0 {
-		c.Required(at, "must have at least one entry")
-	}
+	c.RequiredIf(len(list) == 0, at, "must have at least one entry")
 	var all []requirementNode
 	for i, src := range list {
 		oci := at.Index(i).Child("oci")
@@ -150,15 +144,11 @@ func (c *cipCompiler) attested(at *field.Path, list *[]cipAttestation, signers [
 	if list == nil {
 		return signers
 	}
-	if len(*list) == 0 {
-		c.Required(at, "must have at least one entry")
-	}
+	c.RequiredIf(len(*list) == 0, at, "must have at least one entry")
 	var statements []*requirement.Statement
 	for i, a := range *list {
 		at := at.Index(i)
-		if a.Name == nil || *a.Name == "" {
-			c.Required(at.Child("name"), "must be a name")
-		}
+		c.RequiredIf(a.Name == nil || *a.Name == "", at.Child("name"), "must be a name")
 		predicateType := c.PredicateType(at.Child("predicateType"), a.PredicateType)
 		statements = append(statements, &requirement.Statement{PredicateType: predicateType})
 	}
@@ -178,9 +168,7 @@ func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode 
 		c.Invalid(at.Child(other), other, "must be absent beside static, which no signature decides")
 	}
 	at = at.Child("static")
-	if a.Static.Action == nil {
-		c.Required(at.Child("action"), "must be pass or fail")
-	}
+	c.RequiredIf(a.Static.Action == nil, at.Child("action"), "must be pass or fail")
 	pass := c.OneOf(at.Child("action"), a.Static.Action, "fail", "pass") == "pass"
 	static := &requirement.Static{Pass: pass, Message: a.Static.Message}
 	return []requirementNode{{requirement.Requirement{Static: static}, at}}
@@ -242,9 +230,7 @@ func (c *cipCompiler) keyless(at *field.Path, k *cipKeyless, common requirement.
 			c.Invalid(at.Child("ca-cert", "hashAlgorithm"), *ca.HashAlgorithm, "must be absent; a certificate says it")
 		}
 	}
-	if len(k.Identities) == 0 {
-		c.Required(at.Child("identities"), "must have at least one issuer and subject")
-	}
+	c.RequiredIf(len(k.Identities) == 0, at.Child("identities"), "must have at least one issuer and subject")
 	var nodes []requirementNode
 	for i, id := range k.Identities {
 		at := at.Child("identities").Index(i)

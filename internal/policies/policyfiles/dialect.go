@@ -138,6 +138,25 @@ func (c *checker) Note(at *field.Path, text string) {
 	c.Notes = append(c.Notes, fmt.Errorf("%s: %s", at, text))
 }
 
+// RequiredIf, NoteIf and InvalidIf report only under a condition.
+func (c *checker) RequiredIf(missing bool, at *field.Path, allowed string) {
+	if missing {
+		c.Required(at, allowed)
+	}
+}
+
+func (c *checker) NoteIf(noted bool, at *field.Path, text string) {
+	if noted {
+		c.Note(at, text)
+	}
+}
+
+func (c *checker) InvalidIf(invalid bool, at *field.Path, value any, allowed string) {
+	if invalid {
+		c.Invalid(at, value, allowed)
+	}
+}
+
 func (c *checker) header(apiVersion, kind string, versions []string, wantKind, name string) {
 	if !slices.Contains(versions, apiVersion) {
 		c.Errs = append(c.Errs, field.NotSupported(field.NewPath("apiVersion"), apiVersion, versions))
@@ -228,9 +247,7 @@ func (c *checker) Identity(at *field.Path, name string, value, expression *strin
 
 // NoVariable reports a variable of other programs, which would match nothing here.
 func (c *checker) NoVariable(at *field.Path, value string) {
-	if strings.Contains(value, "{{") {
-		c.Invalid(at, value, "variables are not supported; write the value itself")
-	}
+	c.InvalidIf(strings.Contains(value, "{{"), at, value, "variables are not supported; write the value itself")
 }
 
 type requirementNode struct {
@@ -349,9 +366,7 @@ func (c *checker) blocks(at *field.Path, text, what, begin, instead string,
 		all = append(all, data)
 		text = string(rest)
 	}
-	if all == nil {
-		c.Required(at, fmt.Sprintf("must be %s in PEM form", what))
-	}
+	c.RequiredIf(all == nil, at, fmt.Sprintf("must be %s in PEM form", what))
 	return all
 }
 

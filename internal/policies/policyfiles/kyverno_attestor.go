@@ -120,9 +120,7 @@ func (c *kyvernoCompiler) keyless(at *field.Path, k *kyvernoKeyless, repository 
 			c.Errs = append(c.Errs, field.NotSupported(at, name, requirement.ExtensionNames()))
 			continue
 		}
-		if value == "" {
-			c.Required(at, "must be the value that the certificate has")
-		}
+		c.RequiredIf(value == "", at, "must be the value that the certificate has")
 		c.NoVariable(at, value)
 		if out.Extensions == nil {
 			out.Extensions = map[string]string{}

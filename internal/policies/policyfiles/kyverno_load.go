@@ -1,6 +1,7 @@
 package policyfiles
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,13 +29,10 @@ func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
 		return nil, err
 	}
 	for _, r := range policies.Rules {
-		if _, ok := defaults[r.Default]; !ok {
-			defaults[r.Default] = fmt.Sprintf("%s (rule %s)", r.File, r.Name)
-		}
+		defaults[r.Default] = cmp.Or(defaults[r.Default], fmt.Sprintf("%s (rule %s)", r.File, r.Name))
 	}
-	deny, isDeny := defaults[requirement.DenyUnmatched]
-	allow, isAllow := defaults[requirement.AllowUnmatched]
-	if isDeny && isAllow {
+	deny, allow := defaults[requirement.DenyUnmatched], defaults[requirement.AllowUnmatched]
+	if deny != "" && allow != "" {
 		return nil, fmt.Errorf("%s: default: Invalid value: \"deny\": is allow in %s; all rules must have the same "+
 			"default", deny, allow)
 	}
@@ -55,10 +53,8 @@ func parseKyverno(data []byte, now time.Time) dialectPolicy {
 	c := kyvernoCompiler{dialectPolicy: p, now: now}
 	kinds, given := doc.Metadata.Annotations[autogenAnnotation]
 	c.podsOnly = kinds == "none"
-	if given && !c.podsOnly {
-		c.Note(field.NewPath("metadata", "annotations").Key(autogenAnnotation),
-			"no effect; only none has one, and without it rules are for all pod templates")
-	}
+	c.NoteIf(given && !c.podsOnly, field.NewPath("metadata", "annotations").Key(autogenAnnotation),
+		"no effect; only none has one, and without it rules are for all pod templates")
 	if doc.Spec != nil {
 		c.spec(field.NewPath("spec"), doc.Spec)
 	}
@@ -72,9 +68,7 @@ func (c *kyvernoCompiler) spec(at *field.Path, s *kyvernoSpec) {
 	}
 	c.mode = c.action(at.Child("validationFailureAction"), s.ValidationFailureAction, requirement.Enforce)
 	c.spare(at, s)
-	if len(s.Rules) == 0 {
-		c.Required(at.Child("rules"), "must have at least one rule with verifyImages")
-	}
+	c.RequiredIf(len(s.Rules) == 0, at.Child("rules"), "must have at least one rule with verifyImages")
 	names := map[string]int{}
 	for i := range s.Rules {
 		at, r := at.Child("rules").Index(i), &s.Rules[i]
@@ -94,9 +88,7 @@ func (c *kyvernoCompiler) spare(at *field.Path, s *kyvernoSpec) {
 		at := at.Child("webhookConfiguration")
 		c.webhook(at.Child("failurePolicy"), w.FailurePolicy, at.Child("timeoutSeconds"), w.TimeoutSeconds)
 	}
-	if s.Background != nil {
-		c.Note(at.Child("background"), "no effect; an image is verified when it is pulled")
-	}
+	c.NoteIf(s.Background != nil, at.Child("background"), "no effect; an image is verified when it is pulled")
 	if s.Admission != nil && !*s.Admission {
 		c.Invalid(at.Child("admission"), false, "must be true or absent; a policy that is not for admission has no effect")
 	}
@@ -135,9 +127,7 @@ func (c *kyvernoCompiler) action(at *field.Path, value *string, absent requireme
 }
 
 func (c *kyvernoCompiler) rule(at *field.Path, r *kyvernoRule) {
-	if r.Name == "" {
-		c.Required(at.Child("name"), "must be the name of the rule")
-	}
+	c.RequiredIf(r.Name == "", at.Child("name"), "must be the name of the rule")
 	c.extractors = r.ImageExtractors
 	scope, forPods := c.scope(at, r)
 	if _, ok := r.ImageExtractors["Pod"]; ok {
@@ -179,19 +169,13 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 		}
 	}
 	out.RequireDigest = isTrue(v.VerifyDigest)
-	if isTrue(v.MutateDigest) {
-		c.Note(at.Child(v.Written.Name("mutateDigest")),
-			"no effect until there is a mutating webhook; images keep their tags")
-	}
-	if v.ImagePaths != nil && forPods {
-		c.Invalid(at.Child("imagePaths"), "imagePaths",
-			"must be absent from a rule for Pod; write another rule for the custom resource")
-	}
+	c.NoteIf(isTrue(v.MutateDigest), at.Child(v.Written.Name("mutateDigest")),
+		"no effect until there is a mutating webhook; images keep their tags")
+	c.InvalidIf(v.ImagePaths != nil && forPods, at.Child("imagePaths"), "imagePaths",
+		"must be absent from a rule for Pod; write another rule for the custom resource")
 	c.kindOfSignatures(at, v)
-	if v.Required != nil && !*v.Required {
-		c.Invalid(at.Child("required"), false,
-			"must be true or absent; validationFailureAction: Audit reports images without denying them")
-	}
+	c.InvalidIf(v.Required != nil && !*v.Required, at.Child("required"), false,
+		"must be true or absent; validationFailureAction: Audit reports images without denying them")
 	var repository string
 	if v.Repository != nil {
 		repository = c.Repository(at.Child("repository"), *v.Repository)
@@ -221,13 +205,9 @@ func (c *kyvernoCompiler) kindOfSignatures(at *field.Path, v *kyvernoVerificatio
 	} else {
 		c.OneOf(at.Child("type"), v.Type, "Cosign", "SigstoreBundle")
 	}
-	if v.CosignOCI11 != nil {
-		c.Note(at.Child("cosignOCI11"),
-			"no effect; signatures are looked up through the referrers API, its fallback tag and the .sig tag")
-	}
-	if v.UseCache != nil {
-		c.Note(at.Child("useCache"), "no effect; a verified image is recorded")
-	}
+	c.NoteIf(v.CosignOCI11 != nil, at.Child("cosignOCI11"),
+		"no effect; signatures are looked up through the referrers API, its fallback tag and the .sig tag")
+	c.NoteIf(v.UseCache != nil, at.Child("useCache"), "no effect; a verified image is recorded")
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

@@ -71,9 +71,7 @@ func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKin
 func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKinds bool) (
 	all []requirement.Namespaces, complete bool,
 ) {
-	if len(list) == 0 {
-		c.Required(at, "must have at least one entry")
-	}
+	c.RequiredIf(len(list) == 0, at, "must have at least one entry")
 	for i, f := range list {
 		if f.Resources == nil {
 			c.Required(at.Index(i).Child("resources"), "must have kinds or namespaces")

@@ -58,9 +58,7 @@ func (c *compiler) binding(p *field.Path, b *Binding) {
 	}
 	notEmpty(c, place{path: p.String()}, "namespaces", b.Namespaces)
 	for i, ns := range b.Namespaces {
-		for _, detail := range validation.IsDNS1123Label(ns) {
-			c.invalid(p.Child("namespaces").Index(i), ns, detail)
-		}
+		c.each(p.Child("namespaces").Index(i), ns, validation.IsDNS1123Label(ns))
 	}
 	c.out.binding.namespaces = b.Namespaces
 	if b.NamespaceSelector == nil {
@@ -103,12 +101,8 @@ func (c *compiler) selector(p *field.Path, s *metav1.LabelSelector) {
 }
 
 func (c *compiler) label(p *field.Path, key string, values ...string) {
-	for _, detail := range validation.IsQualifiedName(key) {
-		c.invalid(p, key, detail)
-	}
+	c.each(p, key, validation.IsQualifiedName(key))
 	for _, v := range values {
-		for _, detail := range validation.IsValidLabelValue(v) {
-			c.invalid(p, v, detail)
-		}
+		c.each(p, v, validation.IsValidLabelValue(v))
 	}
 }

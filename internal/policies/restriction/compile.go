@@ -125,6 +125,12 @@ func (c *compiler) invalid(p *field.Path, value any, detail string) {
 	c.errs = append(c.errs, field.Invalid(p, value, detail))
 }
 
+func (c *compiler) each(p *field.Path, value string, details []string) {
+	for _, detail := range details {
+		c.invalid(p, value, detail)
+	}
+}
+
 func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 	f := fieldAt[at.field]
 	if f == nil {
@@ -160,9 +166,7 @@ func (c *compiler) header(p *PodRestriction) {
 		}
 		c.invalid(field.NewPath("kind"), p.Kind, detail)
 	}
-	for _, detail := range validation.IsDNS1123Subdomain(p.Metadata.Name) {
-		c.invalid(field.NewPath("metadata", "name"), p.Metadata.Name, detail)
-	}
+	c.each(field.NewPath("metadata", "name"), p.Metadata.Name, validation.IsDNS1123Subdomain(p.Metadata.Name))
 	mode, ok := p.Metadata.Annotations[ModeAnnotation]
 	if ok && mode != ModeAudit && mode != ModeEnforce {
 		at := field.NewPath("metadata", "annotations").Key(ModeAnnotation)
