@@ -42,23 +42,16 @@ func (d *Decoder) Decode(data []byte, into any) (errs []error, err error) {
 	case err != nil:
 		return nil, err
 	}
-	if d.Lenient { // a kubelet's decoder reads the first document too
-		decoder = goyaml.NewDecoder(bytes.NewReader(nil))
-	}
-	var second any
-	if err := decoder.Decode(&second); !errors.Is(err, io.EOF) {
+	// A kubelet's decoder reads the first document too.
+	if !d.Lenient && !errors.Is(decoder.Decode(new(any)), io.EOF) {
 		return nil, errors.New("more than one document; give one")
 	}
-	switch document.(type) {
-	case nil, map[any]any:
-	default:
+	fields, ok := document.(map[any]any)
+	if !ok && document != nil {
 		return nil, fmt.Errorf("the document is %s; must be a mapping", typeName(document))
 	}
 	r := run{Decoder: d}
-	if document == nil {
-		document = map[any]any{}
-	}
-	r.value("", document, reflect.ValueOf(into).Elem())
+	r.value("", fields, reflect.ValueOf(into).Elem())
 	slices.SortStableFunc(r.errs, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
 	return r.errs, nil
 }
@@ -73,23 +66,16 @@ func (r *run) errorf(format string, args ...any) {
 }
 
 func (r *run) value(path string, in any, out reflect.Value) {
-	if in == nil && r.RefuseNull {
-		r.errorf("%s: Invalid value: null: must have a value; leave the field out otherwise", path)
-		return
-	}
 	if in == nil {
-		switch out.Kind() { //nolint:exhaustive // the others keep their values
-		case reflect.Pointer, reflect.Slice, reflect.Map:
+		if r.RefuseNull {
+			r.errorf("%s: Invalid value: null: must have a value; leave the field out otherwise", path)
+		} else if slices.Contains([]reflect.Kind{reflect.Pointer, reflect.Slice, reflect.Map}, out.Kind()) {
 			out.SetZero()
 		}
 		return
 	}
 	if u, ok := reflect.TypeAssert[json.Unmarshaler](out.Addr()); ok {
-		raw, err := json.Marshal(in)
-		if err == nil {
-			err = u.UnmarshalJSON(raw)
-		}
-		if err != nil {
+		if raw, err := json.Marshal(in); err != nil || u.UnmarshalJSON(raw) != nil {
 			r.wrongType(path, in, out.Type())
 		}
 		return
@@ -212,9 +198,8 @@ func typeName(v any) string {
 		return "array"
 	case map[any]any:
 		return "object"
-	default:
-		return "number"
 	}
+	return "number"
 }
 
 func child(path, name string) string { return strings.TrimPrefix(path+"."+name, ".") }

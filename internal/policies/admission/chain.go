@@ -179,9 +179,8 @@ func (c *Chain) exemption(r *Rules, s *Subject) Exemption {
 		return ExemptNamespace
 	case !r.RecheckRestarts && c.startedBefore(s):
 		return StartedBefore
-	default:
-		return ""
 	}
+	return ""
 }
 
 // startedBefore reports whether the pod has started the container or, for a sandbox, any one: a reboot ends sandboxes.

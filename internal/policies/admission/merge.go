@@ -262,7 +262,6 @@ func sent(api Value[bool], byDefault bool) Value[bool] {
 	switch set, state := api.Get(); {
 	case state == StateUnknown && !api.known, state == StateSet && set != byDefault:
 		return api
-	default:
-		return Effective(byDefault)
 	}
+	return Effective(byDefault)
 }

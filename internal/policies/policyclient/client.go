@@ -201,9 +201,8 @@ func (c *Client) causeOf(err error, sent bool) error {
 		return ErrTimedOut
 	case codes.FailedPrecondition:
 		return fmt.Errorf("%w: %s", ErrOtherPolicies, s.Message())
-	default:
-		return fmt.Errorf("%w: %v: %s", ErrFailed, s.Code(), s.Message())
 	}
+	return fmt.Errorf("%w: %v: %s", ErrFailed, s.Code(), s.Message())
 }
 
 func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]policyfiles.Answer, error) {

@@ -125,9 +125,8 @@ func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.End
 		return got, valid
 	case now.Before(ends.Add(e.options.Grace)) && e.options.State.unavailable(fact{p, hash}, now):
 		return got, inGrace
-	default:
-		return got, expired
 	}
+	return got, expired
 }
 
 // endOf returns when an endorsement expires; the zero time if it does not.

@@ -168,32 +168,22 @@ func (b *Backend) setPolicy(p *backendPolicy, mistyped bool) (errs []error) {
 		errs = append(errs, field.Invalid(path.Child("kubeConfigFile"), c, want))
 	}
 	b.Kubeconfig = p.KubeConfigFile
-	for _, d := range []struct {
-		name              string
-		value             int64
-		unit, byZero, max time.Duration
-		units, off        string
-		to                *time.Duration
-	}{
-		{"allowTTL", p.AllowTTL, time.Second, time.Hour, maxTTL, "seconds", "no cache", &b.AllowTTL},
-		{"denyTTL", p.DenyTTL, time.Second, 30 * time.Second, maxTTL, "seconds", "no cache", &b.DenyTTL},
-		{
-			"retryBackoff", p.RetryBackoff, time.Millisecond, 500 * time.Millisecond, 5 * time.Minute, "milliseconds",
-			"no wait", &b.RetryBackoff,
-		},
-	} {
-		switch most := int64(d.max / d.unit); {
-		case d.value == -1:
-			*d.to = 0
-		case d.value == 0:
-			*d.to = d.byZero
-		case d.value > 0 && d.value <= most:
-			*d.to = time.Duration(d.value) * d.unit
-		default:
-			errs = append(errs, field.Invalid(path.Child(d.name), d.value,
-				fmt.Sprintf("must be 1 to %d %s, 0 for the default %d, or -1 for %s", most, d.units, d.byZero/d.unit, d.off)))
+	duration := func(name string, n int64, unit, byZero, most time.Duration, units, off string) time.Duration {
+		switch limit := int64(most / unit); {
+		case n == 0:
+			return byZero
+		case n > 0 && n <= limit:
+			return time.Duration(n) * unit
+		case n != -1:
+			errs = append(errs, field.Invalid(path.Child(name), n,
+				fmt.Sprintf("must be 1 to %d %s, 0 for the default %d, or -1 for %s", limit, units, byZero/unit, off)))
 		}
+		return 0
 	}
+	b.AllowTTL = duration("allowTTL", p.AllowTTL, time.Second, time.Hour, maxTTL, "seconds", "no cache")
+	b.DenyTTL = duration("denyTTL", p.DenyTTL, time.Second, 30*time.Second, maxTTL, "seconds", "no cache")
+	b.RetryBackoff = duration("retryBackoff", p.RetryBackoff, time.Millisecond, 500*time.Millisecond, 5*time.Minute,
+		"milliseconds", "no wait")
 	b.DefaultAllowAbsent = p.DefaultAllow == nil
 	b.DefaultAllow = p.DefaultAllow == nil || *p.DefaultAllow
 	return errs

@@ -208,7 +208,6 @@ func checkUser(info fs.FileInfo) error {
 		return errors.New("the owner is not known")
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
 		return fmt.Errorf("owned by user %d; must be owned by root", stat.Uid)
-	default:
-		return nil
 	}
+	return nil
 }

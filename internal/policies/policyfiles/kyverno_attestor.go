@@ -85,9 +85,8 @@ func (c *kyvernoCompiler) entry(at *field.Path, e *kyvernoEntry, repository stri
 		return c.keys(at, e.Keys, repository)
 	case e.Keyless != nil:
 		return c.keyless(at, e.Keyless, repository)
-	default:
-		return []requirementNode{{c.set(at, e.Attestor, repository, depth+1), at}}
 	}
+	return []requirementNode{{c.set(at, e.Attestor, repository, depth+1), at}}
 }
 
 func (c *kyvernoCompiler) keys(at *field.Path, k *kyvernoKey, repository string) []requirementNode {

@@ -541,7 +541,6 @@ func (c CollectionRestriction) describe() string {
 		return "not empty"
 	case c.RequireEmpty:
 		return "empty"
-	default:
-		return ""
 	}
+	return ""
 }
