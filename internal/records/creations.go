@@ -23,7 +23,7 @@ type Creation struct {
 func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
 	return write(s, "write creation of a container", "", func(t *tx) uint64 {
 		c.ID, c.Listed = t.lastCreation+1, t.unknown(c.Listed)
-		t.putCreation(c)
+		t.put(bucketCreations, creationKey(c.ID), c)
 		return c.ID
 	})
 }
@@ -48,7 +48,7 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 				c.Listed = slices.DeleteFunc(c.Listed, func(p Pair) bool { return !slices.Contains(e.Listed, p) })
 			}
 		}
-		t.putCreation(c)
+		t.put(bucketCreations, creationKey(c.ID), c)
 	})
 }
 

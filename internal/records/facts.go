@@ -47,10 +47,9 @@ type Proof struct {
 	// proved since.
 	Denied time.Time `json:"denied,omitzero"`
 	// RotatedFrom lists the credentials that the Secret held before, oldest first, if no registry has confirmed this one
-	// since the Secret changed. Such a proof counts only for Secrets; see [Proof.Counts].
+	// since the Secret changed. See [Proof.Counts].
 	RotatedFrom []credential.ID `json:"rotatedFrom,omitempty"`
-	// Namespace is the namespace of the pod that proved the credential; "" if it is not known.
-	Namespace string `json:"namespace,omitempty"`
+	Namespace   string          `json:"namespace,omitempty"` // of the pod that proved it; "" if it is not known
 }
 
 // Counts reports whether the proof counts for its credential from a Secret. A credential that no registry has confirmed
@@ -72,8 +71,7 @@ func (p *Proof) note(ref SecretRef) {
 	}
 }
 
-// A Record lists the credentials that proved access to a pair. If it is not open and has no proofs, every pod needs
-// proof for the image.
+// A Record lists the credentials that proved access to a pair.
 type Record struct {
 	Pair     Pair      `json:"pair"`
 	Open     bool      `json:"open,omitempty"`
@@ -81,8 +79,7 @@ type Record struct {
 	Created  time.Time `json:"created"`
 	LastUsed time.Time `json:"lastUsed,omitzero"`
 	Proofs   []Proof   `json:"proofs,omitempty"`
-	// Revoked is when a proof was last revoked or lost. An older container may depend on that proof.
-	Revoked time.Time `json:"revoked,omitzero"`
+	Revoked  time.Time `json:"revoked,omitzero"` // when a proof was last revoked or lost
 	// OlderGrants means that a pod may hold a grant by a proof that the record does not contain, such as an evicted one.
 	OlderGrants bool `json:"olderGrants,omitempty"`
 	// Unlisted means that no list of the runtime's images has contained the image since the record was made.
@@ -125,17 +122,15 @@ type Mark struct {
 type Distrust struct {
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason"`
-	// Copy means that the store is a copy that [Store.Backup] made.
-	Copy bool `json:"copy,omitempty"`
+	Copy   bool      `json:"copy,omitempty"` // by [Store.Backup]
 }
 
 // Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
 type Facts struct {
-	Record *Record // nil if there is none
-	Mark   *Mark   // nil if there is none
-	// LatestProof is the latest LastProved in the record.
-	LatestProof time.Time
-	Intents     []Intent // of the pair's repository, ordered by ID
+	Record      *Record   // nil if there is none
+	Mark        *Mark     // nil if there is none
+	LatestProof time.Time // the latest LastProved in the record
+	Intents     []Intent  // of the pair's repository, ordered by ID
 	// OtherRecords means that another repository has a record for the image ID that is not open to every pod.
 	OtherRecords bool
 	// OtherMarks means that another repository has a mark for the image ID, and that the store has been scanned.

@@ -6,13 +6,12 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 )
 
-// A Scan is a full list of the runtime's images. MarkPreloaded marks those pairs that are due.
+// A Scan is a full list of the runtime's images.
 type Scan struct {
 	Pairs  []Pair
 	Origin string
 	Now    time.Time
-	// First sets the durable flag that the store has been scanned once.
-	First bool
+	First  bool // sets the durable flag that the store has been scanned once
 	// Brought reports whether the pull of an intent may have brought the image of a pair of its repository; nil: it may.
 	// It is pure.
 	Brought func(Intent, Pair) bool
@@ -85,10 +84,8 @@ func (t *facts) marksOf(repository string) (pairs []Pair) {
 
 // Acceptable is what AcceptMarks marks, or would mark.
 type Acceptable struct {
-	// Pairs have no mark yet.
-	Pairs []Pair
-	// Proved contains the records of Pairs that are not open and that a credential proved access to.
-	Proved []Record
+	Pairs  []Pair
+	Proved []Record // those of Pairs that are not open and that a credential proved access to
 }
 
 // AcceptMarks marks the pairs that have no mark yet, whatever else is in the store, and returns them. A dry run changes

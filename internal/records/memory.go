@@ -157,8 +157,6 @@ func (t *tx) count(p Pair) {
 // rewriteRecord is putRecord for a write that says nothing new about the image: Prune need not spare the record.
 func (t *tx) rewriteRecord(r Record) { t.put(bucketRecords, r.Pair.key(), r) }
 
-func (t *tx) deleteRecord(p Pair) { t.remove(bucketRecords, p.key()) }
-
 func (t *tx) putMark(m Mark) {
 	t.put(bucketMarks, m.Pair.key(), m)
 	t.count(m.Pair)
@@ -166,11 +164,7 @@ func (t *tx) putMark(m Mark) {
 
 func (t *tx) deleteMark(p Pair) { t.remove(bucketMarks, p.key()) }
 
-func (t *tx) putIntent(in Intent) { t.put(bucketIntents, in.key(), in) }
-
 func (t *tx) deleteIntent(in Intent) { t.remove(bucketIntents, in.key()) }
-
-func (t *tx) putCreation(c Creation) { t.put(bucketCreations, creationKey(c.ID), c) }
 
 func (t *tx) deleteCreation(id uint64) { t.remove(bucketCreations, creationKey(id)) }
 

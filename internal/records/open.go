@@ -18,13 +18,14 @@ import (
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
-// The versions of the file, see the package comment. Format is the newest one that this code reads and writes.
+// Format is the newest version of the file that this code reads and writes.
+const Format = 3
+
+// The versions of the file, see the package comment.
 const (
 	formatPlain     = 1
 	formatEndorsing = 2
 	formatAttesting = 3
-
-	Format = formatAttesting
 )
 
 const asideInfix = ".damaged-"
@@ -42,15 +43,12 @@ const (
 type Options struct {
 	// KeyExists means that the node has a key, so that there was a store: a missing one was lost.
 	KeyExists bool
-	// Now is the time that Open writes; the zero value is the time of the call.
-	Now time.Time
-	// LockWait bounds the wait for the file lock; the zero value is 2 s.
-	LockWait time.Duration
+	Now       time.Time     // that Open writes; the zero value is the time of the call
+	LockWait  time.Duration // for the file lock; the zero value is 2 s
 	// OnPanic is called for a panic in a transaction, which returns ErrUnreadable; nil is allowed. Every later call fails,
 	// because bbolt may hold its locks. So the program should end.
 	OnPanic func(value any, stack []byte)
-	// OnSync is called with the duration of each write transaction; nil is allowed.
-	OnSync func(time.Duration)
+	OnSync  func(time.Duration) // called with the duration of each write transaction; nil is allowed
 }
 
 // A Report is the result of Open.
@@ -59,9 +57,8 @@ type Report struct {
 	// SetAside is where a damaged file was moved to; "" if there was none. If Created is false, it is a copy of the file
 	// from which Open has removed the values that could not be read.
 	SetAside string
-	Damage   string // of that file
-	// Distrust is set while the store is distrusted.
-	Distrust *Distrust
+	Damage   string    // of that file
+	Distrust *Distrust // nil if the store is trusted
 }
 
 // Open opens the store at path, or creates a new one. The error is ErrNewerFormat or ErrInUse, or that of the disk. A

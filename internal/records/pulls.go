@@ -38,7 +38,7 @@ func (s *Store) BeginListed(
 
 func (t *tx) begin(name, repository string, now time.Time) Intent {
 	in := Intent{ID: t.lastIntent + 1, Name: name, Repository: repository, Begun: now}
-	t.putIntent(in)
+	t.put(bucketIntents, in.key(), in)
 	return in
 }
 
@@ -247,5 +247,5 @@ func (t *tx) unresolved(in Intent) {
 	for _, replaced := range same {
 		t.deleteIntent(replaced)
 	}
-	t.putIntent(in)
+	t.put(bucketIntents, in.key(), in)
 }

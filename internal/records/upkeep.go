@@ -85,10 +85,8 @@ func earlier(a, b time.Time) time.Time {
 type Pruned struct {
 	// Records, Marks and Endorsements are the pairs whose record, mark or endorsements Prune deleted.
 	Records, Marks, Endorsements []Pair
-	// Closed contains the records that have lost their proofs because their image is gone.
-	Closed []Pair
-	// Unlisted contains those whose image no list has contained. Their repositories have an intent now.
-	Unlisted []Pair
+	Closed                       []Pair // records that have lost their proofs because their image is gone
+	Unlisted                     []Pair // those whose image no list has contained; their repositories have an intent now
 }
 
 // A Pruning lists the images of the runtime.
@@ -98,9 +96,8 @@ type Pruning struct {
 	// Pairs contains the pairs of these images; nil: all pairs.
 	Pairs map[Pair]struct{}
 	// Before is what [Store.Written] returned before the runtime was asked. What was written since then stays.
-	Before uint64
-	// Removed is the ID of an image that was removed through pullgate; "" means none.
-	Removed string
+	Before  uint64
+	Removed string // the ID of an image that was removed through pullgate; "" means none
 	Now     time.Time
 }
 
@@ -128,7 +125,7 @@ func (t *tx) prune(of Pruning) (done Pruned) {
 			case present || e.written > of.Before || !r.Gone.IsZero():
 			case r.Open || p.ImageID == of.Removed:
 				done.Records = append(done.Records, p)
-				t.deleteRecord(p)
+				t.remove(bucketRecords, p.key())
 			default:
 				done.Closed = append(done.Closed, p)
 				t.rewriteRecord(Record{Pair: p, Created: of.Now, Revoked: r.Revoked, Gone: of.Now})
@@ -173,7 +170,7 @@ func (t *tx) boundGone() {
 	}
 	slices.SortFunc(gone, func(a, b *Record) int { return a.Gone.Compare(b.Gone) })
 	for _, r := range gone[:len(gone)-MaxGone] {
-		t.deleteRecord(r.Pair)
+		t.remove(bucketRecords, r.Pair.key())
 	}
 }
 

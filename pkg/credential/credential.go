@@ -37,12 +37,10 @@ type Credential struct {
 type Login struct {
 	redacted
 
-	Username, Password string
-	// Auth is base64 of "username:password".
-	Auth          string
-	ServerAddress string
-	IdentityToken string
-	RegistryToken string
+	Username, Password           string
+	Auth                         string // base64 of "username:password"
+	ServerAddress                string
+	IdentityToken, RegistryToken string
 
 	decoded, named bool
 }

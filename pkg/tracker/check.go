@@ -27,11 +27,9 @@ type Request struct {
 	// for the pod's namespace counts.
 	Sent Sent
 	// Secrets are the known credentials of the pod's pull secrets for the name. They count like Sent. If a Secret proved
-	// access with other content, its present content counts as proof too. Only the first credential.MaxOffers are
-	// considered, so that a pod cannot try thousands of credentials without a registry.
+	// access with other content, its present content counts as proof too. Only the first credential.MaxOffers count.
 	Secrets []Secret
-	// Except is a repository that is not considered; "" excludes none.
-	Except string
+	Except  string // a repository that is not considered
 	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. A tenant
 	// may have chosen its names, so no name exempts the image from proof or causes a preloaded mark.
 	Substituted bool

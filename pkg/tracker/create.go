@@ -26,14 +26,13 @@ const maxOrdinary = 10_000
 // after a container was created from it and not restored. Every other create is on disk before the caller calls the
 // runtime (records.Creation), so that no scan marks what it brings.
 type Create struct {
-	t        *Tracker
-	restores bool
-	once     sync.Once
-	key      string // of the image; "" if the image cannot be known to be ordinary
-	note     uint64 // ID of the creation in the store; 0 is none
-	release  func() // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
-
-	unwritten bool // the end is not on disk yet, which holds scans
+	t         *Tracker
+	restores  bool
+	once      sync.Once
+	key       string // of the image; "" if the image cannot be known to be ordinary
+	note      uint64 // ID of the creation in the store; 0 is none
+	release   func() // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
+	unwritten bool   // the end is not on disk yet, which holds scans
 
 	// Tracker.mu guards the following fields.
 	asked        bool     // From has returned: the runtime may have been called
@@ -82,8 +81,7 @@ func (c *Create) From(ctx context.Context, img Image) {
 	images, unchanged, err := t.lists.since(ctx, time.Now().Add(-listEvery), t.idle)
 	if err != nil {
 		t.log.Info("Failed to list images before CreateContainer: if the call fails, "+
-			"all images without record and mark need proof",
-			"err", err)
+			"all images without record and mark need proof", "err", err)
 	}
 	note, err := t.beginCreation(records.Creation{Image: key, Listed: pairsOf(images), Begun: time.Now()}, unchanged)
 	if err != nil {
@@ -128,17 +126,14 @@ func (c *Create) ordinaryLocked() bool { return c.known && !c.unsteady }
 func (c *Create) Created() {
 	c.once.Do(func() {
 		t := c.t
+		image := "" // "" unless it is known to be ordinary
 		t.mu.Lock()
-		steady := c.restores && !c.unsteady && c.key != ""
-		if steady {
-			t.learnLocked(c.key)
+		if c.restores && !c.unsteady && c.key != "" {
+			image = c.key
+			t.learnLocked(image)
 		}
 		t.mu.Unlock()
 		if c.note != 0 {
-			image := ""
-			if steady {
-				image = c.key
-			}
 			if err := t.dropCreation(c.note, image); err != nil {
 				t.log.Error(err, "Failed to remove the creation of a container: "+
 					"images without record and mark need proof until it is settled")
@@ -149,8 +144,7 @@ func (c *Create) Created() {
 	})
 }
 
-// Failed ends a create that the runtime answered with an error. Unless the image is ordinary, it is treated as
-// Restored.
+// Failed ends a create that the runtime answered with an error, like Restored unless the image is ordinary.
 func (c *Create) Failed(ctx context.Context) {
 	if c.Ordinary() {
 		c.Dropped()
@@ -160,8 +154,8 @@ func (c *Create) Failed(ctx context.Context) {
 }
 
 // Restored ends a create that was restored, or has a container on another image. Each pair without record and mark that
-// the runtime lists now and did not list before gets a record with nothing proved. If these pairs cannot be listed or
-// written, the create counts as Lost. ctx should outlast the call of the client.
+// the runtime lists now and did not list before gets a record with nothing proved; if that fails, the create counts as
+// Lost. ctx should outlast the call of the client.
 func (c *Create) Restored(ctx context.Context) {
 	c.once.Do(func() {
 		t := c.t
@@ -176,8 +170,7 @@ func (c *Create) Restored(ctx context.Context) {
 		}
 		if err != nil {
 			t.log.Info("Failed to record images that came with a container, will retry in an hour: "+
-				"until then no new image is marked preloaded",
-				"err", err)
+				"until then no new image is marked preloaded", "err", err)
 			c.end()
 		}
 		c.leave()
@@ -201,10 +194,8 @@ func (c *Create) Lost() {
 // Dropped ends a create that brought no image: the runtime was not called, or the image is ordinary.
 func (c *Create) Dropped() {
 	c.once.Do(func() {
-		if c.note != 0 {
-			if err := c.t.dropCreation(c.note, ""); err != nil {
-				c.end()
-			}
+		if c.note != 0 && c.t.dropCreation(c.note, "") != nil {
+			c.end()
 		}
 		c.leave()
 	})
@@ -282,7 +273,7 @@ func (t *Tracker) learnLocked(key string) {
 	t.ordinary[key] = true
 }
 
-// forgetOrdinary clears the set of ordinary images: the restore of a checkpoint may have moved the name of any image.
+// forgetOrdinary clears the set: the restore of a checkpoint may have moved the name of any image.
 func (t *Tracker) forgetOrdinary() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

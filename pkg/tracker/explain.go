@@ -19,8 +19,7 @@ type Explanation struct {
 	Unreadable error              // why Known cannot be read
 	Grant      *Grant             // of the pod for the pair, nil if it has none
 	Statuses   []CredentialStatus // of the request's Secrets, in their order
-	// Distrust says why no image counts as preloaded; nil if the store is trusted.
-	Distrust *records.Distrust
+	Distrust   *records.Distrust  // why no image counts as preloaded; nil if the store is trusted
 }
 
 // Explain judges like Check and has no effect. Where Check would write before it judges, Explain judges as if it had

@@ -60,9 +60,8 @@ func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 	return false
 }
 
-// Restore gives a pod the grants that its container shows. It is called at the start, for the containers that were
-// started on the image: a container that was only created may have been about to be denied. Without a name (an old CRI
-// does not report it) the grants are for every repository of the image.
+// Restore gives a pod the grants that its container shows, at the start, for the containers that were started on the
+// image. Without a name (an old CRI does not report it) the grants are for every repository of the image.
 //
 // The proof that allowed the pod is unknown. So there is no grant for a pair of which anything was revoked since the
 // container was created, and, if anything at all was revoked since then, none without a name and none for a pair

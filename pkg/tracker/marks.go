@@ -149,8 +149,7 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 	return t.accepted(a, found, err)
 }
 
-// withoutRivals returns an error if one of the selected pairs has rivals: an operator who gives only a repository may
-// not know which images it selects.
+// withoutRivals returns an error if one of the selected pairs has rivals.
 func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 	distrusted := t.store.Distrusted() != nil
 	for _, p := range selected {
@@ -198,9 +197,9 @@ func (t *Tracker) accepted(a Acceptance, marked records.Acceptable, err error) (
 func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 	images, err := t.runtime.Images(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrRuntime, err)
+		err = fmt.Errorf("%w: %w", ErrRuntime, err)
 	}
-	return images, nil
+	return images, err
 }
 
 // EndDistrust ends the distrust of the store and makes a scan like the very first one. It returns the distrust that

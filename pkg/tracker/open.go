@@ -34,17 +34,12 @@ type KeyReport struct {
 	// in Unmoved.
 	Damaged, Unmoved error
 	SetAside         string
-	// Unread says why the key cannot be read at present. It stays in place, and a key in memory is in use until the next
-	// start.
-	Unread error
-	// Lost means that the store was written with a key that is missing now.
-	Lost bool
-	// Unwritten says why the new key is in memory only.
-	Unwritten error
-	// Other means that the store was written with another key.
-	Other bool
-	// Unnoted says why the key's fingerprint is not in the store: a lost key may go unnoticed.
-	Unnoted error
+	// Unread says why the key cannot be read. It stays in place, and a key in memory is in use until the next start.
+	Unread    error
+	Lost      bool  // the store was written with a key that is missing now
+	Unwritten error // why the new key is in memory only
+	Other     bool  // the store was written with another key
+	Unnoted   error // why the key's fingerprint is not in the store: a lost key may go unnoticed
 }
 
 // Open opens the store and the key of a node in a directory on a local disk, or makes them, and returns a tracker on

@@ -102,8 +102,7 @@ type Proof struct {
 	Sent Sent
 	// Secrets are the known credentials of the pod's pull secrets for the name. Those that hold Sent are noted with it.
 	Secrets []Secret
-	// Pod gets a grant, if it has a UID.
-	Pod Pod
+	Pod     Pod // gets a grant, if it has a UID
 }
 
 // Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its
@@ -151,8 +150,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}
 	if revoked {
-		t.log.Info("Pull gives no grant, its proof was revoked while it was in progress", "imageID", v.Pair.ImageID,
-			"repository", v.Pair.Repository)
+		t.logPairs("Pull gives no grant, its proof was revoked while it was in progress", []records.Pair{v.Pair})
 		v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
 	} else {
 		t.mu.Lock()
@@ -180,14 +178,12 @@ func (p *Pull) Denied(present Image, by Sent) error {
 	})
 }
 
-// Refused ends the pull: it certainly pulled nothing, for any other reason, such as an unreachable registry. The intent
-// is deleted.
+// Refused ends the pull: it certainly pulled nothing, for any other reason. The intent is deleted.
 func (p *Pull) Refused() error {
 	return p.end(func() error { return p.t.store.Drop(p.intent) })
 }
 
-// Lost ends the pull with an unknown result: the runtime may have completed it, or may do so later. The intent stays
-// until Settle deletes it.
+// Lost ends the pull with an unknown result. The intent stays until Settle deletes it.
 func (p *Pull) Lost() error {
 	return p.end(func() error { return p.t.store.End(p.intent, time.Now()) })
 }

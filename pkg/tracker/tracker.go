@@ -44,8 +44,7 @@ func NewImage(id string, names ...string) Image {
 // grants, is not exempt, and may use only what every pod may use.
 type Pod struct {
 	UID, Namespace string
-	// Name is for logs; it does not affect a verdict.
-	Name string
+	Name           string // for logs; it does not affect a verdict
 	// Static says that the kubelet read the pod from a file or a URL. It may be set for a pod that is not identified.
 	Static bool
 }
@@ -53,12 +52,10 @@ type Pod struct {
 // Rules are the settings that can change while the tracker runs. The zero value has the default policy.
 type Rules struct {
 	Policy           policy.Policy
-	ExemptStaticPods bool     // lets every static pod use every image
-	ExemptNamespaces []string // their pods may use every image
-	// Validity is how long a proof is valid after a registry confirmed it; 0 means forever.
-	Validity time.Duration
-	// Grace is how much longer a proof counts while the registry cannot be asked.
-	Grace time.Duration
+	ExemptStaticPods bool          // lets every static pod use every image
+	ExemptNamespaces []string      // their pods may use every image
+	Validity         time.Duration // of a proof after a registry confirmed it; 0 means forever
+	Grace            time.Duration // how much longer a proof counts while the registry cannot be asked
 }
 
 // Options are the fixed settings of a [Tracker].
@@ -67,16 +64,14 @@ type Options struct {
 	// VerifyUntracked prevents untracked images from being marked preloaded, except those that are present at the very
 	// first start of the store.
 	VerifyUntracked bool
-	// NodeOffers reports whether the node itself offers the credential to every pod for a repository. A pull with such a
-	// credential opens the image. NodeOffers is called concurrently and must answer from memory; nil is allowed.
+	// NodeOffers reports, from memory, whether the node itself offers the credential to every pod for a repository. A pull
+	// with such a credential opens the image. nil is allowed.
 	NodeOffers func(repository string, id credential.ID) bool
 	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace
 	// if the call has none. Such a pull then proves access for the pods of that namespace, and does not open the image.
 	RuntimeCredentialsPerNamespace bool
-	// Log receives state changes and upkeep failures. The zero value discards them.
-	Log klog.Logger
-	// OnSync is called by [Open]'s tracker with the duration of each write to the store; nil is allowed.
-	OnSync func(time.Duration)
+	Log                            klog.Logger         // state changes and upkeep failures
+	OnSync                         func(time.Duration) // by [Open]: gets the duration of each write; nil is allowed
 	// OnPanic is called by [Open]'s tracker for a panic during a call of the store, with its value and the stack. Every
 	// later call fails, so the program should end. nil is allowed.
 	OnPanic func(value any, stack []byte)
@@ -94,15 +89,14 @@ type Tracker struct {
 
 	turn sync.Mutex // see the package comment
 
-	mu     sync.RWMutex                      // guards the following fields
-	grants map[string]map[records.Pair]grant // by UID
-	// by UID: pairs for which only the policy allowed the pod, which leaves no grant
-	noted   map[string]map[records.Pair]bool
-	running map[uint64]*Pull // by intent
-	ended   ends             // of pulls, by intent
-	holding int              // holds on scans that are in effect, see holdScans
-	holds   uint64           // holds on scans so far
-	latest  time.Time        // see noteTime
+	mu      sync.RWMutex                      // guards the following fields
+	grants  map[string]map[records.Pair]grant // by UID
+	noted   map[string]map[records.Pair]bool  // by UID: only the policy allowed the pod, which leaves no grant
+	running map[uint64]*Pull                  // by intent
+	ended   ends                              // of pulls, by intent
+	holding int                               // holds on scans that are in effect, see holdScans
+	holds   uint64                            // holds on scans so far
+	latest  time.Time                         // see noteTime
 
 	usesMu sync.Mutex                   // guards uses. mu precedes it
 	uses   map[records.Pair]records.Use // not yet flushed

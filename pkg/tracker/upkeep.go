@@ -34,18 +34,15 @@ func (t *Tracker) Sync(ctx context.Context) error {
 }
 
 // Prune deletes the marks and endorsements of images that the runtime no longer has, and the proofs of their records.
-// It needs two full lists that agree and are not empty, and spares what was written since the first was requested. The
-// record of an image stays, with nothing proved, unless every pod could use the image: the runtime may have it again.
+// It needs two full lists that agree and are not empty, and spares what was written since the first was requested.
 func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
 
 // Removed does the same after a client removed an image, and deletes its records.
 func (t *Tracker) Removed(ctx context.Context, imageID string) error { return t.prune(ctx, imageID) }
 
 func (t *Tracker) prune(ctx context.Context, removed string) error {
-	of := records.Pruning{
-		Images: map[string]struct{}{}, Pairs: map[records.Pair]struct{}{}, Before: t.store.Written(),
-		Removed: removed,
-	}
+	of := records.Pruning{Images: map[string]struct{}{}, Before: t.store.Written(), Removed: removed}
+	of.Pairs = map[records.Pair]struct{}{}
 	present, err := t.presentImages(ctx)
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
@@ -92,10 +89,8 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	of := records.Settlement{
-		Intents: due, Present: pairsOf(images), Brought: broughtBy(images),
-		Now: t.noteTime(time.Now()),
-	}
+	of := records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images)}
+	of.Now = t.noteTime(time.Now())
 	if err := t.inTurn(func() error { return t.store.Settle(of) }); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
