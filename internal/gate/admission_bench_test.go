@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -20,20 +21,14 @@ import (
 // are equal.
 func hundredPolicies(b *testing.B) *Admission {
 	b.Helper()
-	preset, err := restriction.Preset("restricted")
-	if err != nil {
-		b.Fatal(err)
-	}
+	preset := testkit.Value(restriction.Preset("restricted"))(b)
 	files := make([]restriction.File, 100)
 	for i := range files {
 		text := strings.Replace(string(preset), "name: restricted", fmt.Sprintf("name: restricted-%d", i), 1)
 		text = strings.Replace(text, "- ephemeral\n", fmt.Sprintf("- ephemeral\n        - driver-%d\n", i), 1)
 		files[i] = restriction.File{Name: fmt.Sprintf("%d.yaml", i), Data: []byte(text)}
 	}
-	set, err := restriction.Load(files)
-	if err != nil {
-		b.Fatal(err)
-	}
+	set := testkit.Value(restriction.Load(files))(b)
 	rules := admission.Rules{Validators: []admission.Named{{
 		Name:      admission.RestrictionValidator,
 		Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node}),
@@ -75,9 +70,7 @@ func BenchmarkAdmission(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := g.admit(b.Context(), g.candidate(g.newCall(b.Context(), name), who, sandbox, container)); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, g.admit(b.Context(), g.candidate(g.newCall(b.Context(), name), who, sandbox, container)))
 			}
 		})
 	}
@@ -92,10 +85,7 @@ func (endorsedImage) Endorsed(p records.Pair, requirement string) (records.Endor
 
 // What a policy about signatures adds to CreateContainer, beside one that only has a chain. The budget is 20 µs.
 func BenchmarkAdmissionEndorsed(b *testing.B) {
-	pattern, err := requirement.ParsePattern("registry.test/*", requirement.KyvernoSyntax)
-	if err != nil {
-		b.Fatal(err)
-	}
+	pattern := testkit.Value(requirement.ParsePattern("registry.test/*", requirement.KyvernoSyntax))(b)
 	e := policyclient.NewEndorser(requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{{
 		Policy: "signed", Images: []requirement.Pattern{pattern},
 		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte("a")}}},
@@ -119,9 +109,7 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 			for b.Loop() {
 				c := g.candidate(g.newCall(b.Context(), "CreateContainer"), who, sandbox, config)
 				c.image = tracker.Image{ID: "sha256:1"}
-				if err := g.admit(b.Context(), c); err != nil {
-					b.Fatal(err)
-				}
+				testkit.Must(b, g.admit(b.Context(), c))
 			}
 		})
 	}

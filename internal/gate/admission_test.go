@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -100,8 +101,7 @@ func (p *proxy) create(x *criproxytest.Pod, config *runtimeapi.ContainerConfig) 
 // run creates and starts a container.
 func (p *proxy) run(x *criproxytest.Pod, config *runtimeapi.ContainerConfig) {
 	p.t.Helper()
-	id, err := p.create(x, config)
-	p.must(err)
+	id := testkit.Value(p.create(x, config))(p.t)
 	p.must(p.Start(p.t.Context(), id))
 }
 

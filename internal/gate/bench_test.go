@@ -3,6 +3,7 @@ package gate_test
 import (
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -125,10 +126,7 @@ func creating(b *testing.B, p *proxy, k *criproxytest.Kubelet) func() {
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
 	alice := p.Pod("alice")
 	return func() {
-		id, err := k.Create(b.Context(), alice, id1, app)
-		if err != nil {
-			b.Fatal(err)
-		}
+		id := testkit.Value(k.Create(b.Context(), alice, id1, app))(b)
 		p.behindRemoved(id)
 	}
 }

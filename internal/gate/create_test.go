@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -169,8 +170,7 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 	p.wantNoPull(alice, app, "good", "a pull while the registry serves mallory's image only")
 	p.serves(app, "good", img(id1))
 	p.MustPull(alice, app, "good")
-	id, err := p.Create(t.Context(), alice, id1, app)
-	p.must(err)
+	id := testkit.Value(p.Create(t.Context(), alice, id1, app))(p.t)
 	p.wantCode(p.Start(t.Context(), id), codes.OK, "start")
 	p.restart()
 	p.wantPrecheck(alice, app, id1, "alice's pre-check after a restart (her container runs on it)")
@@ -254,8 +254,7 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 	alice := p.Pod("alice")
 	p.MustPull(alice, app, "good")
 	mount := &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}}
-	id, err := p.Create(t.Context(), alice, id2, base, mount)
-	p.must(err)
+	id := testkit.Value(p.Create(t.Context(), alice, id2, base, mount))(p.t)
 	p.stop()
 	p.must(os.Remove(filepath.Join(p.dir, "records.db")))
 	p.start()
@@ -266,8 +265,7 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 // the pod no grant for another repository of the image.
 func TestLateStartWithoutANameLeavesNoGrantByPolicy(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
-	never, err := policy.New(string(policy.ModeNeverVerify), nil)
-	p.must(err)
+	never := testkit.Value(policy.New(string(policy.ModeNeverVerify), nil))(p.t)
 	p.tracker.SetRules(tracker.Rules{Policy: never})
 	p.runtime.SetImages(img(id1, app, "repo.test/zoe/app:1"))
 	bob := p.Pod("bob")

@@ -57,14 +57,8 @@ func globs(t *testing.T, key credential.Key, first, n int, right bool) credentia
 			"password": password,
 		}
 	}
-	payload, err := json.Marshal(map[string]any{"auths": auths})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sealed, err := credential.ParseDockerConfigJSON(payload, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	payload := testkit.Value(json.Marshal(map[string]any{"auths": auths}))(t)
+	sealed := testkit.Value(credential.ParseDockerConfigJSON(payload, key))(t)
 	return sealed
 }
 
@@ -318,16 +312,13 @@ func (p *proxy) outage() {
 func (p *proxy) failWrites() {
 	p.t.Helper()
 	path := filepath.Join(p.dir, "records.db")
-	all, err := os.ReadDir("/proc/self/fd")
-	p.must(err)
+	all := testkit.Value(os.ReadDir("/proc/self/fd"))(p.t)
 	for _, e := range all {
 		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err != nil || to != path {
 			continue
 		}
-		fd, err := strconv.Atoi(e.Name())
-		p.must(err)
-		readOnly, err := os.Open(path)
-		p.must(err)
+		fd := testkit.Value(strconv.Atoi(e.Name()))(p.t)
+		readOnly := testkit.Value(os.Open(path))(p.t)
 		p.must(errors.Join(syscall.Dup3(int(readOnly.Fd()), fd, syscall.O_CLOEXEC), readOnly.Close()))
 		return
 	}

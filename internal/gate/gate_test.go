@@ -160,8 +160,7 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 	_, err := p.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: id1}})
 	p.wantCode(err, codes.Canceled, "removal")
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		stats, err := p.store.Stats()
-		p.must(err)
+		stats := testkit.Value(p.store.Stats())(p.t)
 		if stats.Records == 1 {
 			break
 		}
@@ -301,8 +300,7 @@ func TestNoGrantIsRestoredForAnImageThatIsGone(t *testing.T) {
 	p.serves(app, "good", img(id1, app))
 	a := p.Pod("team-a")
 	p.done(p.Pull(t.Context(), a, app, "good"))
-	c, err := p.Create(t.Context(), a, id1, app)
-	p.must(err)
+	c := testkit.Value(p.Create(t.Context(), a, id1, app))(p.t)
 	p.must(p.Start(t.Context(), c))
 	p.runtime.SetImages(other)
 	p.restart()
@@ -369,8 +367,7 @@ func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 		}, &runtimeapi.RestorePodResponse{}},
 	} {
 		name := tc.method[strings.LastIndex(tc.method, "/")+1:]
-		request, err := proto.Marshal(tc.request())
-		p.must(err)
+		request := testkit.Value(proto.Marshal(tc.request()))(p.t)
 		request = append(request, 0xfa, 0x3e, 0x03, 'n', 'e', 'w')
 		answer, err := criproxytest.CallRaw(t.Context(), p.Conn, tc.method, request)
 		if err != nil {

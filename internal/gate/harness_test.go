@@ -24,6 +24,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -165,8 +166,7 @@ func (p *proxy) start() {
 	})
 	socket := filepath.Join(p.dir, "cri.sock")
 	_ = os.Remove(socket)
-	l, err := (&net.ListenConfig{}).Listen(p.t.Context(), "unix", socket)
-	p.must(err)
+	l := testkit.Value((&net.ListenConfig{}).Listen(p.t.Context(), "unix", socket))(p.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	p.cancel = cancel
 	p.wg.Go(func() {
@@ -385,8 +385,7 @@ func exact() gate.Config {
 // copied copies the store's file, as a crash at this instant would leave it.
 func (p *proxy) copied() string {
 	p.t.Helper()
-	data, err := os.ReadFile(filepath.Join(p.dir, "records.db"))
-	p.must(err)
+	data := testkit.Value(os.ReadFile(filepath.Join(p.dir, "records.db")))(p.t)
 	path := filepath.Join(p.t.TempDir(), "records.db")
 	p.must(os.WriteFile(path, data, 0o600))
 	return path
@@ -402,7 +401,6 @@ func (p *proxy) onDisk() string {
 	if report.SetAside != "" {
 		return "a damaged store"
 	}
-	stats, err := s.Stats()
-	p.must(err)
+	stats := testkit.Value(s.Stats())(p.t)
 	return fmt.Sprintf("%d intents, %d records", stats.Intents, stats.Records)
 }

@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // The model test lets two tenants, a kubelet, an operator, a runtime and the registries do random operations. It checks
@@ -61,10 +63,7 @@ func TestModel(t *testing.T) {
 		return seed + n - uint64(len(first))
 	}
 	t.Logf("PULLGATE_MODEL_SEED=%d PULLGATE_MODEL_STEPS=%d: %d worlds", seed, steps, worlds)
-	dir, err := modelDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := testkit.Value(modelDir())(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	// The heap is small and there is much garbage.
 	t.Cleanup(func(percent int) func() { return func() { debug.SetGCPercent(percent) } }(debug.SetGCPercent(800)))

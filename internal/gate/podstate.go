@@ -306,20 +306,3 @@ func (s *podStates) created(id string, take bool) (c createdContainer, ok bool) 
 	}
 	return c, false
 }
-
-// showImage notes what a pod has been shown of an image under a name.
-func (s *podStates) showImage(u *use, handler string, img shownImage) {
-	if u.pod.UID != "" {
-		s.with(podKey{uid: u.pod.UID}, true, func(p *podState, age uint64) {
-			p.shown.set(joined(nameKey(u.name), handler, img.image.ID), age, img)
-		})
-	}
-}
-
-// shownImage returns what a pod has been shown of an image under a name.
-func (s *podStates) shownImage(u *use, handler, imageID string) (img shownImage) {
-	s.with(podKey{uid: u.pod.UID}, false, func(p *podState, _ uint64) {
-		img, _ = p.shown.get(joined(nameKey(u.name), handler, imageID))
-	})
-	return img
-}

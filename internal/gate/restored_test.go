@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -40,8 +41,7 @@ func (p *proxy) withCheckpoint(checkpoint criproxytest.Image) (mallory *criproxy
 // pairs returns the pairs that have a mark, and those that have a record with nothing proved.
 func (p *proxy) pairs() (marked, closed []records.Pair) {
 	p.t.Helper()
-	images, err := p.store.Images()
-	p.must(err)
+	images := testkit.Value(p.store.Images())(p.t)
 	for _, i := range images {
 		for _, m := range i.Marks {
 			marked = append(marked, m.Pair)
@@ -62,15 +62,12 @@ func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
 		policy.ModeNeverVerifyPreloadedImages,
 	} {
 		t.Run(string(mode), func(t *testing.T) {
-			rules, err := policy.New(string(mode), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			rules := testkit.Value(policy.New(string(mode), nil))(t)
 			k, c := kept(exact())
 			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, c,
 				criproxytest.Image{Restores: id1, Claims: id2})
 			k.since()
-			_, err = p.Create(t.Context(), mallory, id2, checkpointImage)
+			_, err := p.Create(t.Context(), mallory, id2, checkpointImage)
 			wantDenied(t, "container", err, "CONTAINER_NOT_CREATED", "mallory/"+mallory.UID, checkpointImage, "checkpoint",
 				"allowRestores")
 			p.wantNoContainers("the restored one removed")
@@ -239,8 +236,7 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 			p.done(p.Create(t.Context(), alice, id1, app))
 		}},
 		"after a restart, a container is running": {passes: true, before: func(p *proxy, alice *criproxytest.Pod) {
-			id, err := p.Create(t.Context(), alice, id1, app)
-			p.must(err)
+			id := testkit.Value(p.Create(t.Context(), alice, id1, app))(p.t)
 			p.must(p.Start(t.Context(), id))
 			p.restart()
 		}},
@@ -289,14 +285,12 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 func TestOrdinaryCreateCostsNoWriteAndNoList(t *testing.T) {
 	p, alice := newProxyOfAlice(t, tracker.Options{}, exact())
 	p.wantCreate(alice, id1, app, codes.OK, "container")
-	before, err := p.store.LastWrite()
-	p.must(err)
+	before := testkit.Value(p.store.LastWrite())(p.t)
 	lists := p.runtime.Calls("ListImages")
 	for range 5 {
 		p.wantCreate(alice, id1, app, codes.OK, "container")
 	}
-	after, err := p.store.LastWrite()
-	p.must(err)
+	after := testkit.Value(p.store.LastWrite())(p.t)
 	if after != before || p.runtime.Calls("ListImages") != lists {
 		t.Errorf("%d writes and %d lists of images; want none", after-before, p.runtime.Calls("ListImages")-lists)
 	}

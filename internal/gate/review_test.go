@@ -14,6 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -190,10 +191,7 @@ func TestReviewsThatFail(t *testing.T) {
 
 // A review is about a name. The image that started under it is in the decision log, and another one is reviewed again.
 func TestDecisionsOfReviewsHaveTheImageThatStarted(t *testing.T) {
-	never, err := policy.New(string(policy.ModeNeverVerify), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	never := testkit.Value(policy.New(string(policy.ModeNeverVerify), nil))(t)
 	k, c := kept(exact())
 	d := &policyd{}
 	c.Admission = chainOf(reviewed(t, d, failClosed))

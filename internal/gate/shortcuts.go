@@ -56,7 +56,10 @@ func (g *Gate) shown(n *candidate) tracker.Image {
 	if n.late || !quiet || !imageID.MatchString(spec.GetImage()) {
 		return tracker.Image{}
 	}
-	img := g.pods.shownImage(n.use, spec.GetRuntimeHandler(), spec.GetImage())
+	var img shownImage
+	g.pods.with(podKey{uid: n.pod.UID}, false, func(p *podState, _ uint64) {
+		img, _ = p.shown.get(joined(nameKey(n.name), spec.GetRuntimeHandler(), spec.GetImage()))
+	})
 	if img.state != state || time.Since(img.at) > shownFor {
 		return tracker.Image{}
 	}
@@ -65,8 +68,10 @@ func (g *Gate) shown(n *candidate) tracker.Image {
 
 // show remembers what the runtime has said of an image since the images had a state, which the pod may use.
 func (g *Gate) show(u *use, spec *runtimeapi.ImageSpec, img tracker.Image, state uint64, quiet bool) {
-	if quiet {
-		g.pods.showImage(u, spec.GetRuntimeHandler(), shownImage{img, time.Now(), state})
+	if quiet && u.pod.UID != "" {
+		g.pods.with(podKey{uid: u.pod.UID}, true, func(p *podState, age uint64) {
+			p.shown.set(joined(nameKey(u.name), spec.GetRuntimeHandler(), img.ID), age, shownImage{img, time.Now(), state})
+		})
 	}
 }
 

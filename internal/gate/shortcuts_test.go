@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -105,8 +106,7 @@ func TestStartWaitsForTheReadBack(t *testing.T) {
 				return answer
 			}
 		})
-		id, err := p.Create(t.Context(), alice, id1, app)
-		p.must(err)
+		id := testkit.Value(p.Create(t.Context(), alice, id1, app))(p.t)
 		<-read
 		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		p.wantCode(p.Start(short, id), codes.DeadlineExceeded, "start during the read-back")
@@ -128,8 +128,7 @@ func TestStartWaitsForTheReadBack(t *testing.T) {
 // A restart between the answer to the creation and the start: the container is read back at its start.
 func TestRestartBeforeTheReadBackJudgesAtTheStart(t *testing.T) {
 	p, alice := newOrdinary(t)
-	id, err := p.Create(t.Context(), alice, id1, app)
-	p.must(err)
+	id := testkit.Value(p.Create(t.Context(), alice, id1, app))(p.t)
 	p.restart()
 	before := p.runtime.Calls("ListContainers")
 	p.must(p.Start(t.Context(), id))
@@ -151,8 +150,7 @@ func TestContainerThatIsRemovedBeforeTheReadBackChangesNothing(t *testing.T) {
 			return nil
 		}
 	})
-	id, err := p.Create(t.Context(), alice, id1, app)
-	p.must(err)
+	id := testkit.Value(p.Create(t.Context(), alice, id1, app))(p.t)
 	p.behindRemoved(id)
 	close(removed)
 	p.gate.Wait()

@@ -22,6 +22,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -98,10 +99,7 @@ func (n *notary) requests() []policyclient.VerifyRequest {
 // signedBy returns a rule that requires a signature by a key for images.
 func signedBy(tb testing.TB, key, images string) requirement.Rule {
 	tb.Helper()
-	p, err := requirement.ParsePattern(images, requirement.KyvernoSyntax)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	p := testkit.Value(requirement.ParsePattern(images, requirement.KyvernoSyntax))(tb)
 	return requirement.Rule{
 		Kind: "ClusterPolicy", Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
 		Requirement: &requirement.Requirement{
@@ -628,10 +626,7 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 	s.wantCode(err, codes.PermissionDenied, "a restored pod that the runtime does not report as restored")
 
 	// A lost answer leaves such containers at the runtime.
-	lost, err := criproxytest.Call[*runtimeapi.RestorePodResponse](s.runtime, request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lost := testkit.Value(criproxytest.Call[*runtimeapi.RestorePodResponse](s.runtime, request))(t)
 	id := lost.GetRestoredContainers()[0].GetContainerId()
 	s.wantCode(s.Start(t.Context(), id), codes.PermissionDenied,
 		"the start of a restored container, the answer to RestorePod being lost")
@@ -661,10 +656,8 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	}
 	s.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
 	s.runtime.SetImages(img(id2, anyImage))
-	made, err := s.create(x, ordinary())
-	s.must(err)
-	created, err := s.create(s.Pod("other"), ordinary())
-	s.must(err)
+	made := testkit.Value(s.create(x, ordinary()))(s.t)
+	created := testkit.Value(s.create(s.Pod("other"), ordinary()))(s.t)
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.restart()
 	s.wantCode(s.Start(t.Context(), made), codes.OK, "a container that the pod has started before")
@@ -706,8 +699,7 @@ func TestSignaturesInShadowMode(t *testing.T) {
 	s.runtime.SetImages(img(id1, app), img(id2, anyImage))
 	s.sign(id2, "*")
 	s.wantRun(x, "second", anyImage, "", "container")
-	left, err := s.create(s.Pod("other"), ordinary())
-	s.must(err)
+	left := testkit.Value(s.create(s.Pod("other"), ordinary()))(s.t)
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.restart()
 	s.wantCode(s.Start(t.Context(), left), codes.PermissionDenied, "a start without an endorsement")
@@ -830,14 +822,13 @@ func TestKilledDuringAVerification(t *testing.T) {
 			t.Fatalf("%s: %v; copied %q", point, err, left)
 		}
 		s.stop()
-		data, err := os.ReadFile(left)
-		s.must(err)
+		data := testkit.Value(os.ReadFile(left))(s.t)
 		s.must(os.WriteFile(filepath.Join(s.dir, "records.db"), data, 0o600))
 		s.state, s.during, s.writing = policyclient.NewEndorserState(), nil, nil
 		s.use(s.last...)
 		s.start()
 		s.requests()
-		_, err = s.Create(t.Context(), s.podWithAccess(app), id1, app)
+		_, err := s.Create(t.Context(), s.podWithAccess(app), id1, app)
 		if (err == nil) != endorsed {
 			t.Errorf("%s: a container: %v; want one: %v", point, err, endorsed)
 		}

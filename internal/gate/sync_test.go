@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -48,8 +49,7 @@ func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 	proved := func() (image1, image2 int) {
 		n := map[string]int{}
 		for id, repository := range map[string]string{id1: "repo.test/team/app", id2: "repo.test/team/old"} {
-			f, err := p.store.Describe(records.Pair{ImageID: id, Repository: repository})
-			p.must(err)
+			f := testkit.Value(p.store.Describe(records.Pair{ImageID: id, Repository: repository}))(p.t)
 			if f.Record != nil {
 				n[id] = len(f.Record.Proofs)
 			}

@@ -352,10 +352,7 @@ func TestPresetRestrictedAtTheNode(t *testing.T) {
 // restricted.
 func FuzzCRIMessages(f *testing.F) {
 	for _, c := range []*runtimeapi.ContainerConfig{containerWith(&runtimeapi.Mount{HostPath: "/etc"}), {}} {
-		raw, err := proto.Marshal(&runtimeapi.CreateContainerRequest{SandboxConfig: sandbox(), Config: c})
-		if err != nil {
-			f.Fatal(err)
-		}
+		raw := testkit.Value(proto.Marshal(&runtimeapi.CreateContainerRequest{SandboxConfig: sandbox(), Config: c}))(f)
 		f.Add(raw)
 	}
 	set := restricted(f)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/credentialprovider/v1beta1"
 
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -174,9 +175,7 @@ func TestReportNeedsTheKey(t *testing.T) {
 	n := newKeyNode(t)
 	absent := filepath.Join(t.TempDir(), "absent")
 	exposed := filepath.Join(t.TempDir(), "exposed.key")
-	if err := os.WriteFile(exposed, []byte(strings.Repeat("0", 64)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(exposed, []byte(strings.Repeat("0", 64)), 0o644))
 	for keyFile, want := range map[string]string{
 		absent: absent + ": no such file or directory; --state-dir must be the stateDir", exposed: "exposed",
 	} {

@@ -76,11 +76,10 @@ func (x *Index) Add(s Sandbox) {
 func (x *Index) Learn(seen string, p tracker.Pod) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if _, ok := x.seen[seen][p.UID]; ok || seen == "" || p.UID == "" {
-		return
+	if _, ok := x.seen[seen][p.UID]; !ok {
+		x.learned.add(seen, p)
+		x.seen.add(seen, p)
 	}
-	x.learned.add(seen, p)
-	x.seen.add(seen, p)
 }
 
 // BySeen returns the pods with the value, sorted by UID: none if the value is unknown, several if it is ambiguous.
@@ -95,10 +94,7 @@ func (x *Index) BySandbox(id string) (tracker.Pod, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s, ok := x.sandboxes[id]
-	if !ok {
-		return tracker.Pod{}, false
-	}
-	return s.Pod, true
+	return s.Pod, ok
 }
 
 // All returns every pod that has a sandbox, by UID.

@@ -25,10 +25,7 @@ import (
 // certificate returns a client certificate and its key. The serial number is that of the subject.
 func certificate(tb testing.TB, user string, serial int) testkit.Pair {
 	tb.Helper()
-	by, err := testkit.NewAuthority("kubelets")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	by := testkit.Value(testkit.NewAuthority("kubelets"))(tb)
 	pair, err := by.Issue(pkix.Name{
 		CommonName: user, Organization: []string{"system:nodes"}, SerialNumber: fmt.Sprint(serial),
 	}, time.Time{})
@@ -41,9 +38,7 @@ func certificate(tb testing.TB, user string, serial int) testkit.Pair {
 // replace puts a new file in the place of an old one by a rename, as kubelets do.
 func replace(tb testing.TB, path string, content []byte) {
 	tb.Helper()
-	if err := errors.Join(os.WriteFile(path+".new", content, 0o600), os.Rename(path+".new", path)); err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, errors.Join(os.WriteFile(path+".new", content, 0o600), os.Rename(path+".new", path)))
 }
 
 func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
@@ -83,10 +78,7 @@ func inReview(t *testing.T, f func(api *apiserver, s *podsource.Source, run func
 		network, end := api.serve()
 		o := podsource.Options{Kubeconfig: kubeconfig(t, "http://10.0.0.1:6443", nil), Key: credential.NewKey()}
 		o.Dial(network.dial)
-		s, err := podsource.New(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := testkit.Value(podsource.New(o))(t)
 		f(api, s, func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
@@ -151,10 +143,8 @@ func TestAMalformedKubeconfigIsRefused(t *testing.T) {
 
 func TestRunWaitsForAKubeconfigThatIsAbsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api, network := newAPIServer(), newNetwork()
-		server := httptest.NewUnstartedServer(api)
-		server.Listener = network
-		server.Start()
+		api := newAPIServer()
+		network, end := api.serve()
 		api.change("ADDED", pod("web", "u1", app))
 		dir := t.TempDir()
 		path, token := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "token")
@@ -170,10 +160,7 @@ func TestRunWaitsForAKubeconfigThatIsAbsent(t *testing.T) {
 		go func() { done <- s.Run(ctx) }()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		written, err := os.ReadFile(kubeconfig(t, "http://10.0.0.1:6443", map[string]any{"tokenFile": token}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		written := testkit.Value(os.ReadFile(kubeconfig(t, "http://10.0.0.1:6443", map[string]any{"tokenFile": token})))(t)
 		replace(t, path, written)
 		if _, err := podsource.New(o); err != nil {
 			t.Errorf("New = %v beside a kubeconfig that names an absent file; want nil", err)
@@ -198,9 +185,7 @@ func TestRunWaitsForAKubeconfigThatIsAbsent(t *testing.T) {
 				t.Errorf("reason %s; want kubeconfig", r)
 			}
 		}
-		api.hangUp()
-		server.Close()
-		synctest.Wait()
+		end()
 	})
 }
 
@@ -231,15 +216,9 @@ func TestARotatedClientCertificateIsUsed(t *testing.T) {
 	ca := filepath.Join(dir, "ca.pem")
 	replace(t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 	path := kubeconfig(t, server.URL, map[string]any{"client-certificate": file, "client-key": file})
-	config, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := testkit.Value(os.ReadFile(path))(t)
 	replace(t, path, []byte(strings.Replace(string(config), `"server"`, `"certificate-authority":"`+ca+`","server"`, 1)))
-	s, err := podsource.New(podsource.Options{Kubeconfig: path, Key: credential.NewKey()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(podsource.New(podsource.Options{Kubeconfig: path, Key: credential.NewKey()}))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -58,10 +59,7 @@ func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
 }
 
 func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
-	s, err := New(Options{Kubeconfig: filepath.Join(t.TempDir(), "absent"), Key: credential.NewKey()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Value(New(Options{Kubeconfig: filepath.Join(t.TempDir(), "absent"), Key: credential.NewKey()}))(t)
 	for _, step := range []struct {
 		fields []string
 		relist bool
@@ -79,9 +77,7 @@ func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
 			t.Errorf("%v: the pods are listed again %t; want %t", step.fields, relist, step.relist)
 		}
 		cancel()
-		if err := (store{s}).Add(somePod()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, (store{s}).Add(somePod()))
 		if _, _, ok := s.View(t.Context(), "1"); ok != step.view {
 			t.Errorf("%v: view %t; want %t", step.fields, ok, step.view)
 		}
@@ -90,14 +86,8 @@ func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
 
 // 500 pods of usual size take at most 5 MB more with the policies of a preset.
 func TestViewsAreSmall(t *testing.T) {
-	text, err := restriction.Preset("restricted")
-	if err != nil {
-		t.Fatal(err)
-	}
-	set, err := restriction.Load([]restriction.File{{Name: "restricted.yaml", Data: text}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(restriction.Preset("restricted"))(t)
+	set := testkit.Value(restriction.Load([]restriction.File{{Name: "restricted.yaml", Data: text}}))(t)
 	const pods = 500
 	views := make([]*view, pods)
 	fill := func(fields []string) uint64 {
