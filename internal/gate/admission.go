@@ -88,7 +88,6 @@ type candidate struct {
 	admitted admission.Decision
 }
 
-// candidate returns what a call would create by the forwarded configurations; container is nil for a sandbox.
 func (g *Gate) candidate(
 	c *call, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig,
 ) *candidate {
@@ -272,7 +271,6 @@ func (a *Admission) identified(view admission.Pod, who tracker.Pod) admission.Po
 	return view
 }
 
-// view returns what the CRI and the pod source say about a candidate and about the pod's other containers.
 func (g *Gate) view(
 	ctx context.Context, c *candidate,
 ) (pod admission.Pod, container *admission.Container, others []admission.Container) {
@@ -326,7 +324,6 @@ func (g *Gate) merge(
 	return pod, container, others
 }
 
-// split returns the container with the name of a container, and the others; nothing for nil.
 func split(
 	containers []admission.Container, container *admission.Container,
 ) (same *admission.Container, others []admission.Container) {

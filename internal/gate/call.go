@@ -35,7 +35,6 @@ func (u *use) keys() []any {
 	return []any{"image", u.name.String(), "pod", klog.KRef(u.pod.Namespace, u.pod.Name)}
 }
 
-// signing returns the policies if some are about signatures, else nil.
 func (c *call) signing() *Admission {
 	if c.policies != nil && c.policies.Endorser != nil {
 		return c.policies
@@ -43,7 +42,6 @@ func (c *call) signing() *Admission {
 	return nil
 }
 
-// A use is the use of an image by a pod in a call. Each fact about it is looked up once.
 type use struct {
 	*call
 
@@ -72,7 +70,6 @@ func (g *Gate) use(c *call, p tracker.Pod, name imageref.Ref) *use {
 	return u
 }
 
-// secrets returns the known credentials of the pod's pull secrets for the image. The first call may wait.
 func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 	if u.fetched {
 		return u.known
@@ -123,7 +120,6 @@ func (g *Gate) decide(
 	return d
 }
 
-// judge decides about a use by Tracker.Check, and counts and notes the decision.
 func (g *Gate) judge(ctx context.Context, u *use, r tracker.Request) tracker.Verdict {
 	d := g.decide(ctx, u, r, g.c.Tracker.Check)
 	if d.Verdict.Reason != policy.Absent {
@@ -132,12 +128,10 @@ func (g *Gate) judge(ctx context.Context, u *use, r tracker.Request) tracker.Ver
 	return d.Verdict
 }
 
-// explain is Tracker.Check without effects.
 func (g *Gate) explain(ctx context.Context, r tracker.Request) tracker.Verdict {
 	return g.c.Tracker.Explain(ctx, r).Verdict
 }
 
-// decision returns the decision of a verdict, with a Secret that is known to hold its credential.
 func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
 	d := decisionlog.Decision{
 		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),

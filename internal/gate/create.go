@@ -34,12 +34,11 @@ func (g *Gate) createContainer(
 		return nil, err
 	}
 	create.From(ctx, n.image)
-	ended, bytes := func(error) {}, len(c.Request)
+	bytes, forward := len(c.Request), c.Forward
 	if !create.Ordinary() {
-		ended = g.changes.begin()
+		forward = func(ctx context.Context) ([]byte, error) { return g.changes.forward(ctx, c) }
 	}
-	raw, err := c.Forward(ctx)
-	ended(err)
+	raw, err := forward(ctx)
 	if err != nil {
 		return nil, g.createFailed(ctx, n, create, err)
 	}
@@ -110,7 +109,6 @@ func (g *Gate) createFailed(ctx context.Context, n *candidate, create *tracker.C
 	return g.notCreated(n)
 }
 
-// withholds reports whether the gate must not show the runtime's result of a create to the pod.
 func (g *Gate) withholds(who tracker.Pod, create *tracker.Create) bool {
 	return !g.c.Shadow && !create.Ordinary() && !g.c.Tracker.Exempt(who)
 }

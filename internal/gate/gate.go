@@ -108,13 +108,11 @@ const (
 	unverified = "unverified" // was allowed by shadow mode
 )
 
-// A described is a sandbox, or the configuration of one.
 type described interface {
 	GetMetadata() *runtimeapi.PodSandboxMetadata
 	GetAnnotations() map[string]string
 }
 
-// identify returns the pod of a sandbox from what the kubelet, or the runtime, reports of it.
 func identify(c described) tracker.Pod {
 	m := c.GetMetadata()
 	return tracker.Pod{

@@ -22,7 +22,6 @@ const (
 	pullUnreached                  // the registry was not reached
 )
 
-// label is the value of the outcome label of image_pull_secret_recheck_miss.
 func (o outcome) label() string {
 	return [...]string{"error", "verified", "denied", "unavailable", "unavailable"}[o]
 }
@@ -43,7 +42,6 @@ func (o outcome) definite(err error) bool {
 	return resolving.MatchString(text)
 }
 
-// registryDown reports whether the registry could not be asked.
 func (o outcome) registryDown() bool { return o == pullUnreached || o == pullUnavailable }
 
 // mirrorText matches the URL of every request of containerd to a mirror, and no image name, which a tenant chooses.
@@ -66,8 +64,8 @@ var (
 		`connection reset by peer|: EOF$|unexpected EOF|failed to fetch (oauth|anonymous) token`)
 )
 
-// outcomeOf returns the outcome of a pull from the error of the runtime. The codes that gRPC returns when the connection
-// to the runtime breaks, or when the client disconnects, are not definite: the runtime may complete such a pull.
+// outcomeOf returns the outcome of a pull from the error of the runtime. The codes that gRPC returns when the
+// connection to the runtime breaks, or the client disconnects, are not definite: the runtime may complete the pull.
 func outcomeOf(err error) outcome {
 	if err == nil {
 		return pullVerified
@@ -185,7 +183,6 @@ func ofCRIO(text string) (out outcome, ok bool) {
 	return min(ofSource(first), ofSource(second[len(again):])), true
 }
 
-// ofSource returns the outcome of the last source.
 func ofSource(text string) outcome {
 	if rest, mirrors := strings.CutPrefix(text, mirrorsBegin); mirrors {
 		_, last, found := strings.Cut(rest, mirrorsEnd)

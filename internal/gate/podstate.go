@@ -56,13 +56,7 @@ type createdContainer struct {
 	imageID string   // "" if the container was restored, because what the runtime reports then proves nothing
 	mounted []string // the IDs of the images that it mounts
 
-	reading *reading // nil if the image has been read back
-}
-
-// A reading is a read-back after the answer to CreateContainer.
-type reading struct {
-	done chan struct{} // closed when err is set
-	err  error         // why the container may not be started
+	reading *attempt // after the answer to CreateContainer; nil if the image has been read back
 }
 
 // A shownImage is what the runtime said of an image that the pod was then allowed to use.
@@ -198,7 +192,6 @@ func nameKey(name imageref.Ref) string {
 	return name.String()
 }
 
-// hide notes that a pre-check is hidden, and reports whether it was not before.
 func (s *podStates) hide(seen string, name imageref.Ref, unendorsed bool) (added bool) {
 	s.with(podKey{seen: seen}, true, func(p *podState, age uint64) {
 		added = p.hidden.set(nameKey(name), age, unendorsed)
@@ -210,13 +203,11 @@ func (s *podStates) show(seen string, name imageref.Ref) {
 	s.with(podKey{seen: seen}, false, func(p *podState, _ uint64) { _, _ = p.hidden.take(nameKey(name)) })
 }
 
-// isHidden reports whether a pre-check is hidden, and whether that is because the image lacked an endorsement.
 func (s *podStates) isHidden(seen string, name imageref.Ref) (hidden, unendorsed bool) {
 	s.with(podKey{seen: seen}, false, func(p *podState, _ uint64) { unendorsed, hidden = p.hidden.get(nameKey(name)) })
 	return hidden, unendorsed
 }
 
-// refusalKey returns the key of an image of a denied container.
 func refusalKey(name imageref.Ref, imageID string) string {
 	if name.Empty() {
 		return imageID
@@ -247,7 +238,6 @@ func (s *podStates) refused(uid string, name imageref.Ref, imageID string, take 
 	return yes
 }
 
-// once reports whether a fact about a pod has not been reported before.
 func (s *podStates) once(uid, kind, fact string) (first bool) {
 	s.with(podKey{uid: uid}, true, func(p *podState, age uint64) {
 		first = p.logged.set(kind+"\x00"+fact, age, struct{}{})
@@ -281,7 +271,6 @@ func (s *podStates) repeats(d decisionlog.Decision) (skipped int, repeated bool)
 	return skipped, repeated
 }
 
-// joined returns a text with the parts and their boundaries.
 func joined(parts ...string) string {
 	encoded, _ := json.Marshal(parts) // strings can always be encoded
 	return string(encoded)

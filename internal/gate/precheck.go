@@ -58,7 +58,6 @@ func (g *Gate) precheck(c *call, image *runtimeapi.ImageSpec) *precheck {
 	return p
 }
 
-// pullPolicy returns how the pod uses the image, PullUnknown if several pods may have sent the pre-check.
 func (p *precheck) pullPolicy() string {
 	if len(p.uses) > 1 {
 		return tracker.PullUnknown
@@ -66,7 +65,6 @@ func (p *precheck) pullPolicy() string {
 	return p.uses[0].pullPolicy
 }
 
-// imageStatus hides an image if the pod has to prove access to it.
 func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeapi.ImageStatusRequest) ([]byte, error) {
 	if !isPrecheck(req) {
 		return c.Forward(ctx)
@@ -105,7 +103,6 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 	return raw, nil
 }
 
-// hides judges the pre-check for a present image, and reports whether the image must be hidden.
 func (g *Gate) hides(ctx context.Context, p *precheck, img tracker.Image) bool {
 	v := g.judgePrecheck(ctx, p, img)
 	if v.Allowed() {

@@ -39,7 +39,6 @@ type pullCall struct {
 	revalidation bool // the registry need not be asked if the credential is proved
 }
 
-// pullCall decodes a PullImage. Without a sandbox configuration it is not for a pod.
 func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	a, config := req.GetAuth(), req.GetSandboxConfig()
 	var pod tracker.Pod
@@ -104,7 +103,6 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker
 	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Sent: p.sent, Unasked: unasked})
 }
 
-// answered reports whether a verdict answers a request to prove access, which follows a hidden pre-check.
 func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
 
 // answers reports whether a verdict answers a pull. A grant does not: a kubelet must not record an untried credential.
@@ -166,9 +164,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	}
 	defer g.ended(pull.Lost) // for every return, or panic, that reports no other end
 
-	ended := g.changes.begin()
-	raw, err := c.Forward(ctx)
-	ended(err)
+	raw, err := g.changes.forward(ctx, c)
 	out, v := outcomeOf(err), tracker.Verdict{}
 	var (
 		pulled   tracker.Image
@@ -280,7 +276,6 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 	return requested, nil
 }
 
-// pullEnded notes the outcome of a pull. signed is what the policies about signatures say about its image.
 func (g *Gate) pullEnded(p *pullCall, v tracker.Verdict, out outcome, signed admission.Decision) {
 	d := p.decision(v)
 	d.Outcome, d.Admission = out.label(), signed

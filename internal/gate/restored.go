@@ -72,9 +72,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	create := g.c.Tracker.BeginCreate(true)
 	defer create.Lost() // for every return that reports no other end
 	create.From(ctx, tracker.Image{})
-	ended := g.changes.begin()
-	raw, err := c.Forward(ctx)
-	ended(err)
+	raw, err := g.changes.forward(ctx, c)
 	if err != nil {
 		return nil, g.createFailed(ctx, pod, create, err)
 	}

@@ -89,7 +89,6 @@ func (r *Runtime) listSandboxes(ctx context.Context) (*runtimeapi.ListPodSandbox
 		&runtimeapi.ListPodSandboxRequest{}, "list sandboxes of the runtime")
 }
 
-// containers returns the containers that match the filter; nil matches all.
 func (r *Runtime) containers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
 	const method = runtimeapi.RuntimeService_ListContainers_FullMethodName
 	resp, err := own[runtimeapi.ListContainersResponse](ctx, r.runtime, method,

@@ -68,9 +68,7 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeap
 	img, _ := g.c.Runtime.Image(ctx, req.GetImage().GetImage())
 	done := g.c.Tracker.BeginRemoval()
 	defer done()
-	ended := g.changes.begin()
-	raw, err := c.Forward(ctx)
-	ended(err)
+	raw, err := g.changes.forward(ctx, c)
 	done()
 	// The image may be gone even if the answer was lost. One that the runtime still has keeps its records.
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)

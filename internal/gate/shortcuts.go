@@ -8,17 +8,17 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // The two shortcuts of a creation, and why they open nothing (docs/design/0035): an image is not asked for again
 // (shown), and a container is read back after the answer (readLater).
 
-// shownFor limits the age of what a pod was shown. A kubelet creates the container right afterwards.
-const shownFor = 10 * time.Second
-
-// lostFor is how long a call whose answer was lost may still change images: as long as its intent stays.
-const lostFor = time.Hour
+const (
+	shownFor = 10 * time.Second // the age of what a pod was shown; a kubelet creates the container right afterwards
+	lostFor  = time.Hour        // how long a call whose answer was lost may change images: as long as its intent stays
+)
 
 // imageID matches a whole image ID, which a runtime never resolves as a name.
 var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{64}$`)
@@ -30,15 +30,15 @@ type imageChanges struct {
 	lost         atomic.Int64 // when the last call with a lost answer ended, in nanoseconds of Unix time
 }
 
-// begin counts a call, before it is forwarded, until end is called with its error.
-func (c *imageChanges) begin() (end func(error)) {
+// forward forwards a call, which it counts before and after.
+func (c *imageChanges) forward(ctx context.Context, call *criproxy.Call) ([]byte, error) {
 	c.begun.Add(1)
-	return func(err error) {
-		if err != nil && aborted(err) {
-			c.lost.Store(time.Now().UnixNano())
-		}
-		c.ended.Add(1)
+	raw, err := call.Forward(ctx)
+	if err != nil && aborted(err) {
+		c.lost.Store(time.Now().UnixNano())
 	}
+	c.ended.Add(1)
+	return raw, err
 }
 
 // quiet returns a number that is the same as long as no call begins; ok is false if one may be under way.
@@ -88,7 +88,7 @@ func (g *Gate) readLater(n *candidate, id string, bytes int, readBack func() err
 	if !ok {
 		return false
 	}
-	r := &reading{done: make(chan struct{})}
+	r := &attempt{done: make(chan struct{})}
 	g.pods.clear(id, createdContainer{uid: n.pod.UID, reading: r})
 	g.later.Go(func() {
 		defer release()

@@ -57,7 +57,6 @@ func (g *Gate) readBack(ctx context.Context, n *candidate, id string) (asked boo
 	return g.clear(ctx, n, c)
 }
 
-// clear is readBack for a container as the runtime reports it.
 func (g *Gate) clear(ctx context.Context, n *candidate, c *runtimeapi.Container) (asked bool, err error) {
 	img := tracker.Image{ID: runsOn(c)}
 	if img.ID != n.image.ID || img.ID == "" {
@@ -91,7 +90,6 @@ func (g *Gate) clear(ctx context.Context, n *candidate, c *runtimeapi.Container)
 	return asked, nil
 }
 
-// on returns the candidate for a created container on the image that the runtime reports for it.
 func (c *candidate) on(reported *runtimeapi.Container, img tracker.Image) *candidate {
 	of := c.again()
 	of.reported = reported

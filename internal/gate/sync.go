@@ -19,17 +19,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// readyLimit limits how long a judged call waits for the gate to be synced.
-const readyLimit = 5 * time.Second
-
-// firstPause and longestPause limit the pause after a failed sync until a judged call, but not the daemon, tries again.
-const firstPause, longestPause = time.Second, 30 * time.Second
-
-// restoreAtOnce is the number of concurrent requests for containers or images.
-const restoreAtOnce = 8
-
-// reconcileTries limits how often Reconcile requests a list of sandboxes again after a race with a change.
-const reconcileTries = 5
+const (
+	readyLimit = 5 * time.Second // how long a judged call waits for the gate to be synced
+	// These limit the pause after a failed sync until a judged call, but not the daemon, tries again.
+	firstPause, longestPause = time.Second, 30 * time.Second
+	restoreAtOnce            = 8 // concurrent requests for containers or images
+	reconcileTries           = 5 // lists of sandboxes that Reconcile requests, because a list may race with a change
+)
 
 // synced holds whether the state in memory has been rebuilt since the runtime was connected. The zero value means no.
 type synced struct {
@@ -44,7 +40,7 @@ type synced struct {
 	pause    time.Duration // until judged calls make the next one
 }
 
-// An attempt to sync is shared by all callers that need it.
+// An attempt to sync, or to read a container back, is shared by all callers that need it.
 type attempt struct {
 	done chan struct{} // closed when err is set
 	err  error
@@ -127,7 +123,6 @@ func (g *Gate) sync(ctx context.Context) error {
 // rebuilt reports whether the gate is synced, and the chain, if there is one, has the started containers.
 func (g *Gate) rebuilt() bool { return g.synced.done.Load() && g.synced.has(g.chain()) }
 
-// has reports whether a chain has the started containers. A nil chain needs none.
 func (s *synced) has(chain *admission.Chain) bool { return chain == nil || s.marked.Load() == chain }
 
 // Synced reports whether the gate is synced with the runtime.
@@ -272,7 +267,6 @@ func each(n int, f func(i int)) {
 	_ = g.Wait() // f returns no error
 }
 
-// startedOf returns the evidence of a container; without evidence it has no uses.
 func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started, error) {
 	who, ok := g.c.Pods.BySandbox(c.GetPodSandboxId())
 	if !ok || c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {

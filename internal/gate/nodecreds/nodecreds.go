@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
@@ -69,16 +70,8 @@ func New(ctx context.Context, files []string, key credential.Key) *Credentials {
 
 // Run reads the files every three seconds until the context ends, then returns nil.
 func (c *Credentials) Run(ctx context.Context) error {
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			c.read(ctx)
-		}
-	}
+	wait.UntilWithContext(ctx, c.read, interval)
+	return nil
 }
 
 // Offers reports whether the kubelet would send the credential, which is not anonymous, for an image of the repository.

@@ -47,7 +47,6 @@ type Index struct {
 // values are the pods of each value of SeenAnnotation, by UID; almost always one pod.
 type values map[string]map[string]tracker.Pod
 
-// add adds a value, unless it or the UID is "".
 func (v values) add(seen string, p tracker.Pod) {
 	if seen == "" || p.UID == "" {
 		return

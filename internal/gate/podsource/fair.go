@@ -105,7 +105,6 @@ func (q *fairQueue) pop(now time.Time) (*secret, time.Duration) {
 	return nil, wait
 }
 
-// retryAt makes pop return a Secret at a time, unless it is read before.
 func (q *fairQueue) retryAt(e *secret, at time.Time) {
 	i, _ := slices.BinarySearchFunc(q.retries, at, func(r retry, at time.Time) int { return r.at.Compare(at) })
 	q.retries = slices.Insert(q.retries, i, retry{at, e})

@@ -23,15 +23,12 @@ import (
 )
 
 const (
-	maxUses    = 1000 // how many uses of images by one pod are kept
-	maxSecrets = 100  // how many pull secrets of one pod are read
+	maxUses    = 1000        // how many uses of images by one pod are kept
+	maxSecrets = 100         // how many pull secrets of one pod are read
+	kubeletLag = time.Minute // how long after a change a kubelet may still have the previous state of a pod
+	// mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
+	mirrorAnnotation = corev1.MirrorPodAnnotationKey
 )
-
-// kubeletLag is how long after a change a kubelet may still have the previous state of a pod.
-const kubeletLag = time.Minute
-
-// mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
-const mirrorAnnotation = corev1.MirrorPodAnnotationKey
 
 // A Pod is a pod of this node as the API server had it at one moment. It is immutable. The methods of nil may be
 // called: it uses no image, and its credentials are not known.
@@ -160,7 +157,6 @@ func hash(annotations map[string]string) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// A view is the part of a pod that policies use. It does not change.
 type view struct {
 	pod        admission.Pod
 	containers []admission.Container
@@ -201,7 +197,6 @@ func (s *Source) kept() []string {
 	return nil
 }
 
-// untilRelist returns a context that ends when the pods have to be listed again.
 func (s *Source) untilRelist(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	s.mu.Lock()

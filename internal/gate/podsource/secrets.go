@@ -66,7 +66,6 @@ type secret struct {
 	attempt        chan struct{} // closed at the end of the next attempt
 }
 
-// maxAge returns the maximum age of the known content of the Secret when it is needed.
 func (e *secret) maxAge() time.Duration {
 	if e.misses == 0 {
 		return readAge
@@ -75,7 +74,6 @@ func (e *secret) maxAge() time.Duration {
 	return min(max(alone, time.Duration(e.in.missing)*missingPace), maxMissing)
 }
 
-// missed notes how many times in a row the Secret did not exist.
 func (e *secret) missed(times int) {
 	if e.misses > 0 {
 		e.in.missing--

@@ -1,7 +1,7 @@
 // Package podsource implements the pod source: the pods of one node according to the API server, and the credentials in
 // their pull secrets. It needs only the permissions of the kubelet's own identity: it watches the pods of the node, and
-// gets single Secrets that they name, when a pod arrives, and again when the content is needed and ten seconds old. That
-// is safe: the pod had these credentials, and a pull always uses those of the kubelet.
+// gets single Secrets that they name, when a pod arrives, and again when the content is needed and ten seconds old.
+// That is safe: the pod had these credentials, and a pull always uses those of the kubelet.
 //
 // The source keeps the IDs and patterns of credentials; of a pod the images, pull policies, names of Secrets, and a
 // hash of its annotations. All of it is bounded, whatever a tenant writes. Missing knowledge is never reported as
@@ -18,7 +18,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -119,18 +118,13 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	log := klog.FromContext(ctx)
 	log.Info("Starting the pod source", "node", s.NodeName())
-	var g errgroup.Group
+	var g sync.WaitGroup
 	for range readers {
-		g.Go(func() error {
-			s.secrets.run(ctx, c.secret)
-			return nil
-		})
+		g.Go(func() { s.secrets.run(ctx, c.secret) })
 	}
-	g.Go(func() error {
-		s.follow(ctx, c.core, log)
-		return nil
-	})
-	return g.Wait()
+	g.Go(func() { s.follow(ctx, c.core, log) })
+	g.Wait()
+	return nil
 }
 
 // connect retries open until the error is ErrNodeName or the context's. The client must be closed even then.

@@ -32,7 +32,6 @@ func pause() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 20, Factor: 2, Jitter: 1}
 }
 
-// noteSynced notes that the pods have been listed and are watched, and returns the number of the watch.
 func (s *Source) noteSynced(log klog.Logger) (watch int) {
 	s.mu.Lock()
 	first := s.watch == 0 || s.logged
@@ -69,7 +68,6 @@ func (s *Source) noteError(ctx context.Context, log klog.Logger, err error) {
 	}
 }
 
-// podsOf lists and watches the pods of a node, and notes success and failure in source.
 type podsOf struct {
 	*cache.ListWatch
 	source *Source
