@@ -201,7 +201,8 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 			},
 			"a new pod": {fresh, "main", []string{"unknown FIELD_UNKNOWN", "unknown FIELD_UNKNOWN"}},
 			"a static pod": {
-				tracker.Pod{UID: x.UID, Namespace: "team", Static: true}, "main",
+				tracker.Pod{UID: x.UID, Namespace: "team", Static: true},
+				"main",
 				[]string{"exempt_static_pod", "exempt_static_pod"},
 			},
 		} {

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -127,9 +126,8 @@ func (r *modelRuntime) fetch(name, password string) (content, error) {
 	return c, nil
 }
 
-func (r *modelRuntime) pullImage(q *runtimeapi.PullImageRequest, x *interruption) (proto.Message, error) {
-	name := q.GetImage().GetImage()
-	c, err := r.fetch(name, q.GetAuth().GetPassword())
+func (r *modelRuntime) pullImage(name, password string, x *interruption) (*runtimeapi.PullImageResponse, error) {
+	c, err := r.fetch(name, password)
 	if err != nil {
 		return nil, err
 	}

@@ -282,6 +282,7 @@ func (r *modelRuntime) do(method string, request []byte, x *interruption) ([]byt
 	return proto.Marshal(a)
 }
 
+//nolint:ireturn // one of the answers of the CRI
 func (r *modelRuntime) answer(request proto.Message, x *interruption) (proto.Message, error) {
 	switch q := request.(type) {
 	case *runtimeapi.ImageStatusRequest:
@@ -289,7 +290,7 @@ func (r *modelRuntime) answer(request proto.Message, x *interruption) (proto.Mes
 	case *runtimeapi.ListImagesRequest:
 		return r.listImages(), nil
 	case *runtimeapi.PullImageRequest:
-		return r.pullImage(q, x)
+		return r.pullImage(q.GetImage().GetImage(), q.GetAuth().GetPassword(), x)
 	case *runtimeapi.RemoveImageRequest:
 		if c, ok := r.resolve(q.GetImage().GetImage()); ok {
 			r.remove(c)
@@ -310,7 +311,7 @@ func (r *modelRuntime) answer(request proto.Message, x *interruption) (proto.Mes
 	case *runtimeapi.ListContainersRequest:
 		return r.listContainers(q), nil
 	case *runtimeapi.ContainerStatusRequest:
-		return r.containerStatus(q)
+		return r.containerStatus(q.GetContainerId())
 	case *runtimeapi.RunPodSandboxRequest:
 		return &runtimeapi.RunPodSandboxResponse{PodSandboxId: r.sandbox(q.GetConfig())}, nil
 	case *runtimeapi.StopPodSandboxRequest:
@@ -446,10 +447,10 @@ func (r *modelRuntime) listContainers(q *runtimeapi.ListContainersRequest) *runt
 	return resp
 }
 
-func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (proto.Message, error) {
-	c := r.containers[q.GetContainerId()]
+func (r *modelRuntime) containerStatus(id string) (*runtimeapi.ContainerStatusResponse, error) {
+	c := r.containers[id]
 	if c == nil {
-		return nil, status.Errorf(codes.NotFound, "container %q: not found", q.GetContainerId())
+		return nil, status.Errorf(codes.NotFound, "container %q: not found", id)
 	}
 	s := &runtimeapi.ContainerStatus{
 		Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(), ImageId: c.GetImageId(),
