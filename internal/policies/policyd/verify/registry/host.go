@@ -12,12 +12,12 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+	"k8s.io/utils/lru"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
@@ -49,12 +49,6 @@ type host struct {
 type registryHosts struct {
 	hosts []*host
 	sum   [sha256.Size]byte
-}
-
-func (r *registryHosts) close() {
-	for _, h := range r.hosts {
-		h.transport.CloseIdleConnections()
-	}
 }
 
 func (c *Client) connect(registry string, r *registryHosts) {
@@ -147,8 +141,7 @@ type Client struct {
 	options Options
 	dial    func(d *net.Dialer, ctx context.Context, network, address string) (net.Conn, error) // replaced in tests
 
-	mu         sync.Mutex
-	registries map[string]*registryHosts // by registry as it is named in references
+	registries *lru.Cache // of *registryHosts by registry as it is named in references
 }
 
 // New reads nothing yet; [CheckHosts] checks the files. It is an error if a folder is not an absolute path.
@@ -161,18 +154,16 @@ func New(o Options) (*Client, error) {
 	if o.Count == nil {
 		o.Count = func(string) {}
 	}
-	return &Client{options: o, dial: (*net.Dialer).DialContext, registries: map[string]*registryHosts{}}, nil
+	registries := lru.NewWithEvictionFunc(maxRegistries, func(_ lru.Key, r any) {
+		for _, h := range r.(*registryHosts).hosts { //nolint:forcetypeassert // it has nothing else
+			h.transport.CloseIdleConnections()
+		}
+	})
+	return &Client{options: o, dial: (*net.Dialer).DialContext, registries: registries}, nil
 }
 
 // Close closes the connections that are not in use. The Client can be used further.
-func (c *Client) Close() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for name, r := range c.registries {
-		r.close()
-		delete(c.registries, name)
-	}
-}
+func (c *Client) Close() { c.registries.Clear() }
 
 // Repository returns the access to a normalised repository, docker.io/library/busybox, for one verification: challenges
 // and tokens are kept in it. It asks no registry; another name is an error of each method.
@@ -195,22 +186,12 @@ func (c *Client) hosts(domain string) ([]*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known := c.registries[domain]
-	switch {
-	case known != nil && known.sum == fresh.sum:
+	value, _ := c.registries.Get(domain)
+	if known, ok := value.(*registryHosts); ok && known.sum == fresh.sum {
 		return known.hosts, nil
-	case known != nil:
-		known.close()
-	case len(c.registries) >= maxRegistries:
-		for name, r := range c.registries { // any one
-			r.close()
-			delete(c.registries, name)
-			break
-		}
 	}
+	c.registries.Remove(domain)
 	c.connect(domain, fresh)
-	c.registries[domain] = fresh
+	c.registries.Add(domain, fresh)
 	return fresh.hosts, nil
 }
