@@ -14,6 +14,4 @@
 // are compared as durations if both are, else as quantities or numbers, else as times. Other texts are equal or not,
 // and none is before another. In Equals, AnyIn and their kin * and ? in a text of the file are wildcards; in a text of
 // the document they are not.
-//
-// The package uses no network, and keeps nothing between evaluations.
 package condition

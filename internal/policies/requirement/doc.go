@@ -7,5 +7,5 @@
 // images without a rule. The gate and the webhook use it, so that both give the same answer.
 //
 // A policy here is a file with such rules; the verification policy of package policy says which images need a proof of
-// access. This package verifies nothing and uses no network.
+// access.
 package requirement

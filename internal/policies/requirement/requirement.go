@@ -183,16 +183,13 @@ func fingerprint(data []byte) string {
 
 // The reasons of results. RegistryUnavailable is a failure, which says nothing about the image; the others are denials.
 const (
-	SignatureMissing = "SIGNATURE_MISSING"
-	// AttestationMissing is for an image without a statement of the required type by a required signer.
-	AttestationMissing = "ATTESTATION_MISSING"
-	// ConditionNotMet is for an image whose statements of the type meet not all conditions.
-	ConditionNotMet  = "CONDITION_NOT_MET"
-	SignatureInvalid = "SIGNATURE_INVALID"
-	IdentityMismatch = "IDENTITY_MISMATCH"
-	ContentMismatch  = "CONTENT_MISMATCH"
-	RegistryDenied   = "REGISTRY_DENIED" // the registry does not give the signatures to the credential
-
+	SignatureMissing    = "SIGNATURE_MISSING"
+	AttestationMissing  = "ATTESTATION_MISSING" // no statement of the required type by a required signer
+	ConditionNotMet     = "CONDITION_NOT_MET"   // the statements of the type meet not all conditions
+	SignatureInvalid    = "SIGNATURE_INVALID"
+	IdentityMismatch    = "IDENTITY_MISMATCH"
+	ContentMismatch     = "CONTENT_MISMATCH"
+	RegistryDenied      = "REGISTRY_DENIED"      // the registry does not give the signatures to the credential
 	RegistryUnavailable = "REGISTRY_UNAVAILABLE" // the registry was not reached
 	LimitExceeded       = "LIMIT_EXCEEDED"       // the signatures are too many, too large, or too late
 )
@@ -217,10 +214,9 @@ type Result struct {
 	Met         bool
 	// Reason and Message are why it is not met; "" if it is. The message is a sentence for the user of the pod.
 	Reason, Message string
-	Signers         []string // that the requirement names and that have signed, also if they are too few
-	Digest          string   // of the signed manifest or index that leads to the image; "" if there is none
-	// Attestations are those that count, also if they are too few.
-	Attestations []Attestation
+	Signers         []string      // that the requirement names and that have signed, also if they are too few
+	Digest          string        // of the signed manifest or index that leads to the image; "" if there is none
+	Attestations    []Attestation // those that count, also if they are too few
 	// Until is when a condition of an attestation need no longer be met; the zero time if there is none. ReadsClock says
 	// that this may be earlier, at a time that is not known.
 	Until      time.Time

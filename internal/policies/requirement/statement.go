@@ -12,12 +12,9 @@ const SignatureType = "https://sigstore.dev/cosign/sign/v1"
 // A Statement is what an attestation must say: an in-toto statement about the image with a predicate that meets
 // conditions.
 type Statement struct {
-	// PredicateType is the type of the predicate, a URI.
-	PredicateType string
-	// Conditions must all be met by the predicate of one statement. Without conditions any predicate is enough.
-	Conditions []Conditions
-	// At is the place of the conditions in the file of the policy, for errors.
-	At string
+	PredicateType string       // a URI
+	Conditions    []Conditions // all must be met by the predicate of one statement
+	At            string       // the place of the conditions in the file of the policy, for errors
 }
 
 // Attesting returns the requirement that each of the signers has signed a statement, instead of the image.
@@ -40,11 +37,9 @@ type Conditions struct{ All, Any []Condition }
 
 // A Condition compares two values.
 type Condition struct {
-	// Key and Value are JSON values. Their texts may contain expressions in {{ }}; see package condition.
-	Key, Value any
+	Key, Value any // JSON values, whose texts may contain expressions in {{ }}; see package condition
 	Operator   string
-	// Message is for the user of a pod that is denied; it may be empty.
-	Message string
+	Message    string // for the user of a pod that is denied; it may be empty
 }
 
 // HasConditions reports whether a leaf requires a statement that meets conditions.
@@ -100,6 +95,5 @@ func display(v any) string {
 // An Attestation is a statement that was signed.
 type Attestation struct {
 	PredicateType string `json:"predicateType"`
-	// Digest is the SHA-256 of the statement, as it was signed.
-	Digest string `json:"digest"`
+	Digest        string `json:"digest"` // the SHA-256 of the statement, as it was signed
 }

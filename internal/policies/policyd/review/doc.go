@@ -5,8 +5,8 @@
 // A review is a POST of an ImageReview of imagepolicy.k8s.io/v1alpha1, as kube-apiserver's plugin ImagePolicyWebhook
 // sends it, to the server of a kubeconfig:
 //
-//	{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{
-//	 "containers":[{"image":"app:1"}],"annotations":{"x.image-policy.k8s.io/break-glass":"T-7"},"namespace":"default"},"status":{"allowed":false}}
+//	{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":
+//	 [{"image":"app:1"}],"annotations":{"x.image-policy.k8s.io/a":"T-7"},"namespace":"b"},"status":{"allowed":false}}
 //
 // The images are those of the pod, unchanged. The annotations are those whose key contains ".image-policy.k8s.io/".
 // Nothing else is sent. The backend answers with a 2xx status and an ImageReview whose status says whether all images

@@ -37,12 +37,9 @@ func Outcomes() []string {
 
 // Errors of verifications. None of them says anything about an image.
 var (
-	// ErrBusy means that too many other verifications are in progress.
-	ErrBusy = errors.New("verify: too many verifications at the same time")
-	// ErrUnknownRequirement means that the policy files have no requirement with a hash.
-	ErrUnknownRequirement = errors.New("verify: unknown requirement")
-	// ErrPanic means that the verification panicked, which is a defect.
-	ErrPanic = errors.New("verify: the verification panicked")
+	ErrBusy               = errors.New("verify: too many verifications at the same time")
+	ErrUnknownRequirement = errors.New("verify: unknown requirement") // the policy files have none with a hash
+	ErrPanic              = errors.New("verify: the verification panicked")
 )
 
 // A Func verifies the signatures of an image; see [Verifier.Verify].

@@ -19,9 +19,8 @@ import (
 
 // A Repository has untrusted documents, but those that are asked for by digest have that digest.
 type Repository interface {
-	// Manifest returns a manifest or an index by tag or digest.
+	// Manifest returns a manifest or an index by tag or digest, and Blob a blob of at most limit bytes.
 	Manifest(ctx context.Context, reference string) ([]byte, error)
-	// Blob returns a blob of at most limit bytes.
 	Blob(ctx context.Context, digest string, limit int64) ([]byte, error)
 	// Referrers returns the manifests that refer to a digest, and how they were found.
 	Referrers(ctx context.Context, digest string) ([]ocispec.Descriptor, string, error)

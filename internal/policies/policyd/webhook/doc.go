@@ -15,16 +15,10 @@
 // The node enforces in any case; the webhook reports early, with the chain, the files and the texts of the node.
 //
 //   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers from an object that
-//     violates a newer policy. A change of labels or annotations of a pod is denied only for a rule that the pod met
-//     before, as at the node.
+//     violates a newer policy. A change of labels or annotations of a pod is denied only for a rule that the pod met.
 //   - A mirror pod is admitted, because a denial hides a pod that runs. No kubelet runs a pod of the API server with
 //     the annotation kubernetes.io/config.mirror, so that it exempts nothing.
 //   - An object that cannot be decoded or exceeds a limit is denied, and so is a request whose judgement panics.
 //
-// A handler ends before the timeout that the request names, or after 10 s. The server that uses it limits connections
-// and the time for headers.
-//
 // No answer and no Event contains a value of the object other than those in the sentence of a denial.
-//
-// [WriteManifests] writes the Kubernetes objects with which a cluster uses pullgate-policyd as its admission webhook.
 package webhook

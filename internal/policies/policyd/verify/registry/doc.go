@@ -10,8 +10,6 @@
 //	           401: the challenge decides between Basic and a bearer token, then the request is repeated once
 //	           redirect: blobs only, at most maxRedirects, never from https to http, without credential and header
 //
-// Each host has a session, because each has its own challenge, credential and scheme (docs/design/0036).
-//
 // Differences from containerd, each to the safe side:
 //   - An invalid hosts.toml is an error. containerd logs it and asks the registry itself.
 //   - A credential is sent to the registry itself, to "server", and to hosts that may resolve tags. containerd sends it
@@ -21,6 +19,4 @@
 //     may be another host. If it is an IP address that is private, its address and port must be those of the registry.
 //   - Redirects and token servers never lead to loopback, link-local and metadata addresses, unless the registry itself
 //     is on loopback. With Options.Untrusted, neither does the registry of an image, unless the folder names it.
-//
-// Proxies are those of the environment (HTTPS_PROXY, NO_PROXY), as for containerd.
 package registry

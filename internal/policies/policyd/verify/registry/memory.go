@@ -12,18 +12,14 @@ import (
 )
 
 const (
-	// free is the size of documents that need no reservation. Most signatures and manifests are smaller, so that
-	// large ones of a tenant do not delay them.
-	free    = 64 << 10
-	perByte = 5 // how much memory a document takes for each byte while it is decoded
+	free    = 64 << 10 // the size of documents that need no reservation, so that large ones do not delay them
+	perByte = 5        // how much memory a document takes for each byte while it is decoded
 )
 
 // A Reservation is the memory that one verification takes for its largest document. It reads one after the other.
 type Reservation struct {
-	// Busy is called when a wait for memory ends without it, because of other verifications. nil is allowed.
-	Busy func()
-	// Turn has one turn to decode; see Decoding. nil is allowed.
-	Turn *semaphore.Weighted
+	Busy func()              // is called when a wait for memory ends without it; nil is allowed
+	Turn *semaphore.Weighted // has one turn to decode; see Decoding. nil is allowed
 	// At most Limit is taken from each of Budgets, in their order; none may be smaller.
 	Budgets []*semaphore.Weighted
 	Limit   int64
@@ -146,18 +142,13 @@ func Bounded(data []byte) error {
 // Each error of a Repository is one of these, with text that names host and object. The text holds no credential, no
 // query and no user information of a URL. Only ErrUnavailable is a failure; the others are answers of the registry.
 var (
-	// ErrNotFound means that the registry does not have the object.
 	ErrNotFound = errors.New("registry: not found")
-	// ErrDenied means 401, 403 or 429 of the registry or its token server with the credential that there is.
-	ErrDenied = errors.New("registry: denied")
+	ErrDenied   = errors.New("registry: denied") // 401, 403 or 429 of the registry or its token server
 	// ErrUnavailable means that no registry was asked: no connection, no answer in time, 5xx, or an invalid hosts.toml.
 	ErrUnavailable = errors.New("registry: unavailable")
-	// ErrMismatch means that the content does not have the digest that was asked for.
-	ErrMismatch = errors.New("registry: content has another digest")
-	// ErrTooLarge means that the answer exceeds a limit, such as the time of the context after its beginning.
-	ErrTooLarge = errors.New("registry: limit exceeded")
-	// ErrMalformed means that the answer, a name or a digest is invalid, or that a redirect is not followed.
-	ErrMalformed = errors.New("registry: invalid answer")
+	ErrMismatch    = errors.New("registry: content has another digest")
+	ErrTooLarge    = errors.New("registry: limit exceeded") // also the time of the context, after the answer has begun
+	ErrMalformed   = errors.New("registry: invalid answer") // also a name, a digest, or a redirect that is not followed
 )
 
 // Outcomes returns the labels of requests for metrics.
