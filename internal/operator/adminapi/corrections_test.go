@@ -252,11 +252,7 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 		got.GetExpires() != nil || len(got.GetRules()) > 0 {
 		t.Errorf("endorsement = %v; want what was stored", got)
 	}
-	for _, req := range []*endorsedReq{
-		{Repository: "UPPER CASE"},
-		{PageToken: "%%%"},
-		{PageSize: -1},
-	} {
+	for _, req := range []*endorsedReq{{Repository: "UPPER CASE"}, {PageToken: "%%%"}, {PageSize: -1}} {
 		if _, err := w.ListEndorsements(t.Context(), req); status.Code(err) != invalid {
 			t.Errorf("ListEndorsements(%v) = %v; want InvalidArgument", req, err)
 		}
@@ -327,10 +323,7 @@ func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 			t.Errorf("%s: %v are left; want %d", name, left, 4-tc.want)
 		}
 		s, err := w.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
-		wantFormat := int32(2)
-		if tc.want == 4 {
-			wantFormat = 1
-		}
+		wantFormat := map[bool]int32{true: 1, false: 2}[tc.want == 4]
 		if err != nil || s.GetStore().GetEndorsements() != int64(4-tc.want) || s.GetStore().GetFormat() != wantFormat {
 			t.Errorf("%s: GetStatus = %v, %v; want %d endorsements in format %d", name, s.GetStore(), err, 4-tc.want, wantFormat)
 		}

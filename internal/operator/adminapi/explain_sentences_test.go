@@ -241,22 +241,14 @@ func policyCases() []struct {
 		return e
 	}
 	admitted := answer(admission.StageSandbox, true, admission.Finding{Answer: admission.Admit})
-	denies := admission.Finding{
-		Validator: "restriction", Policy: "baseline", Answer: admission.Deny, Reason: admission.RestrictionViolated,
+	deny := func(validator, policy string, reason admission.Reason) admission.Finding {
+		return admission.Finding{Validator: validator, Policy: policy, Answer: admission.Deny, Reason: reason}
 	}
-	audit := admission.Finding{
-		Validator: "restriction", Policy: "reported", Answer: admission.Deny,
-		Reason: admission.RestrictionViolated, Audit: true,
-	}
-	review := admission.Finding{
-		Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.ReviewDenied,
-	}
-	notAsked := admission.Finding{
-		Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.NotAsked,
-	}
-	unsigned := admission.Finding{
-		Validator: "endorsement", Policy: "signed", Answer: admission.Deny, Reason: admission.SignatureMissing,
-	}
+	denies, audit := deny("restriction", "baseline", admission.RestrictionViolated), deny("restriction", "reported",
+		admission.RestrictionViolated)
+	audit.Audit = true
+	review, notAsked := deny("review", "scanner", admission.ReviewDenied), deny("review", "scanner", admission.NotAsked)
+	unsigned := deny("endorsement", "signed", admission.SignatureMissing)
 	unverified := admission.Finding{Validator: "endorsement", Policy: "signed", Reason: admission.EndorsementMissing}
 	var made []struct {
 		title string
