@@ -27,7 +27,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -329,9 +328,7 @@ func golden(t *testing.T, got string) {
 		must(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want := testkit.Value(os.ReadFile(file))(t)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, t.Name(), got, string(want))
 }
 
 func chmod(path string, mode os.FileMode) func(*testNode) {

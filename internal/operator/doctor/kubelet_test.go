@@ -14,10 +14,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/pullgate/pullgate/internal/operator/doctor"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (
@@ -301,9 +301,7 @@ func TestDiscover(t *testing.T) {
 			h, rest := unpack(t, archive)
 			n, err := h.Discover(t.Context(), strings.TrimSpace(rest["unit"]))
 			must(t, err)
-			if diff := cmp.Diff(rest["want"], show(n)); diff != "" {
-				t.Errorf("Discover (-want +got):\n%s", diff)
-			}
+			testkit.Equal(t, "Discover", show(n), rest["want"])
 		})
 	}
 }

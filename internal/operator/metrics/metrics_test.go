@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
@@ -126,9 +125,7 @@ func TestNamesAndLabelsAreTheContract(t *testing.T) {
 			t.Errorf("%s has no help", f.GetName())
 		}
 	}
-	if diff := cmp.Diff(contract(), got); diff != "" {
-		t.Errorf("metrics (-contract +got):\n%s", diff)
-	}
+	testkit.Equal(t, "metrics", got, contract())
 	if runtime == 0 {
 		t.Error("the metrics of Go and of the process are missing")
 	}
@@ -142,9 +139,7 @@ func TestPromlint(t *testing.T) {
 	for _, p := range problems {
 		got = append(got, p.Metric+": "+p.Text)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("promlint (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "promlint", got, want)
 }
 
 func series(t *testing.T, m *metrics.Metrics) []string {
@@ -234,9 +229,7 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 	for _, r := range podsource.Reasons() {
 		m.PodSourceError(r)
 	}
-	if diff := cmp.Diff(before, series(t, m)); diff != "" {
-		t.Errorf("series that appear with their first event (-at the start +after events):\n%s", diff)
-	}
+	testkit.Equal(t, "series that appear with their first event", series(t, m), before)
 }
 
 func TestUnknownValuesMakeNoSeries(t *testing.T) {
@@ -256,9 +249,7 @@ func TestUnknownValuesMakeNoSeries(t *testing.T) {
 	for i := range 100 {
 		unknown(i)
 	}
-	if diff := cmp.Diff(before, series(t, m)); diff != "" {
-		t.Errorf("values outside of the sets made series:\n%s", diff)
-	}
+	testkit.Equal(t, "values outside of the sets made series", series(t, m), before)
 	if all := strings.Join(before, "\n"); strings.Contains(all, "repo.test") || !strings.Contains(all, `"other"`) {
 		t.Errorf("labels:\n%s\nwant other, and nothing that was asked for", all)
 	}

@@ -401,9 +401,7 @@ func golden(t *testing.T, name, got string) {
 		must(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want := testkit.Value(os.ReadFile(file))(t)
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, t.Name(), got, string(want))
 }
 
 func refusal(err error) string {
@@ -458,9 +456,7 @@ func TestEnableAndBack(t *testing.T) {
 				n.t.Errorf("Enable once more = %v, %v; want nothing to do", p.Lines(), err)
 			}
 			must(n.t, n.disable())
-			if diff := cmp.Diff(before, n.snapshot()); diff != "" {
-				n.t.Errorf("after disable (-before +after):\n%s", diff)
-			}
+			testkit.Equal(n.t, "after disable", n.snapshot(), before)
 			if n.through() {
 				n.t.Error("the kubelet dials pullgated after disable")
 			}
