@@ -30,11 +30,7 @@ func docsManCommand() *cobra.Command {
 		Short: "Write a manual page for each command into a directory, and those of pullgated from the folder docs",
 		Args:  cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			docs := ""
-			if len(args) > 1 {
-				docs = args[1]
-			}
-			return writeManual(documented(cmd), args[0], docs)
+			return writeManual(documented(cmd), args[0], append(args, "")[1])
 		},
 	}
 }

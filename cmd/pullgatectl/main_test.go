@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -134,11 +133,9 @@ func TestScripts(t *testing.T) {
 			"answer":   answer,
 			"requests": requests,
 			"hang-up":  hangUp,
-			"mode":     mode,
 			"clean":    clean,
 			"terminal": terminal,
 			"await":    await,
-			"only":     only,
 		},
 	})
 }
@@ -175,18 +172,6 @@ func requests(ts *testscript.TestScript, neg bool, args []string) {
 // hangUp ends the daemon and leaves its socket.
 func hangUp(ts *testscript.TestScript, _ bool, _ []string) { daemonOf(ts).stop() }
 
-// mode compares the mode of a file: mode 0600 file.
-func mode(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 2 {
-		ts.Fatalf("usage: mode octal file")
-	}
-	info, err := os.Stat(ts.MkAbs(args[1]))
-	ts.Check(err)
-	if got := fmt.Sprintf("%04o", info.Mode().Perm()); got != args[0] {
-		ts.Fatalf("%s has mode %s; want %s", args[1], got, args[0])
-	}
-}
-
 // clean checks that the output of the last program has no control characters.
 func clean(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
@@ -219,22 +204,6 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 		if time.Now().After(end) {
 			ts.Fatalf("%v do not get %d bytes", files, want)
 		}
-	}
-}
-
-// only checks that a folder contains these files and no other: only folder file...
-func only(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 1 {
-		ts.Fatalf("usage: only folder file...")
-	}
-	entries, err := os.ReadDir(ts.MkAbs(args[0]))
-	ts.Check(err)
-	var got []string
-	for _, e := range entries {
-		got = append(got, e.Name())
-	}
-	if !slices.Equal(got, args[1:]) {
-		ts.Fatalf("%s holds %q; want %q", args[0], got, args[1:])
 	}
 }
 

@@ -58,11 +58,7 @@ const defaultStore = "/var/lib/pullgate/records.db"
 func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string) error) *cobra.Command {
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		file := defaultStore
-		if len(args) > 0 {
-			file = args[0]
-		}
-		return offlineFailure(do(cmd.Context(), file))
+		return offlineFailure(do(cmd.Context(), append(args, defaultStore)[0]))
 	}
 	return cmd
 }

@@ -114,10 +114,7 @@ func (p *Page) evidence(e *adminv1.ExplainResponse) {
 	if facts.GetById() {
 		row("name", "an image ID, or not a name of the image")
 	}
-	listed := ""
-	if facts.GetAllowlisted() {
-		listed = ", repository on the allowlist"
-	}
+	listed := map[bool]string{true: ", repository on the allowlist"}[facts.GetAllowlisted()]
 	row("policy", "%s%s", facts.GetPolicy(), listed)
 	if facts.GetExemption() != "" {
 		row("exempt", "%s", facts.GetExemption())
@@ -199,10 +196,7 @@ func (p *Page) recordRows(row func(name, format string, args ...any), facts *adm
 			proved, p.ago(proof.GetFirstProved()), p.ago(proof.GetLastProved()), p.ago(proof.GetLastUsed()), more)
 	}
 	if r.GetRevoked() != nil {
-		other := ""
-		if r.GetOpen() || len(r.GetProofs()) > 0 {
-			other = "other "
-		}
+		other := map[bool]string{true: "other "}[r.GetOpen() || len(r.GetProofs()) > 0]
 		row("revoked", "%sproofs, or a preloaded mark, %s", other, p.ago(r.GetRevoked()))
 	}
 }

@@ -159,10 +159,7 @@ func (p *Page) expiry(expires *timestamppb.Timestamp) string {
 func (p *Page) Intents(r *adminv1.ListIntentsResponse) {
 	head := []string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}
 	tableOf(p, head, r.GetIntents(), func(i *adminv1.Intent) []string {
-		state := "in progress"
-		if i.GetEnded() != nil {
-			state = "answer lost"
-		}
+		state := map[bool]string{true: "in progress", false: "answer lost"}[i.GetEnded() == nil]
 		return []string{i.GetRepository(), i.GetName(), state, p.age(i.GetBegun()), p.age(i.GetEnded())}
 	})
 }

@@ -176,10 +176,7 @@ func reviewBackends(p *Page, backends []*adminv1.Policy) {
 		if b.GetDefaultAllowAbsent() {
 			byDefault += " (absent)"
 		}
-		volumes := "reviewed"
-		if !b.GetIncludeImageVolumes() {
-			volumes = "not reviewed"
-		}
+		volumes := map[bool]string{true: "reviewed", false: "not reviewed"}[b.GetIncludeImageVolumes()]
 		return []string{
 			policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes,
 			boundTo(policy),
