@@ -8,6 +8,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// NameTaken is the error for a policy whose name another file has too; see Load.
+const NameTaken = "metadata.name: Duplicate value: %q: also in %s; each policy needs its own name"
+
 // A File is the content of a file. Its name is for errors.
 type File struct {
 	Name string
@@ -15,10 +18,9 @@ type File struct {
 }
 
 // Load parses files in parallel, and returns their values in the same order: all of them or none. The error joins all
-// errors, each with the name of its file and the line. A name of two values, unless it is "", is the error of taken.
-func Load[T any](files []File, parse func(File) (value T, name string, errs []error),
-	taken func(name, file string) error,
-) ([]T, error) {
+// errors, each with the name of its file and the line. A name of two values, unless it is "", is the error that taken
+// formats with the name and the other file.
+func Load[T any](files []File, parse func(File) (value T, name string, errs []error), taken string) ([]T, error) {
 	all, names, invalid := make([]T, len(files)), make([]string, len(files)), make([][]error, len(files))
 	var workers errgroup.Group
 	workers.SetLimit(runtime.GOMAXPROCS(0))
@@ -33,7 +35,7 @@ func Load[T any](files []File, parse func(File) (value T, name string, errs []er
 	fileOf := map[string]string{}
 	for i, f := range files {
 		if other, ok := fileOf[names[i]]; ok && names[i] != "" {
-			invalid[i] = append(invalid[i], taken(names[i], other))
+			invalid[i] = append(invalid[i], fmt.Errorf(taken, names[i], other))
 		}
 		fileOf[names[i]] = f.Name
 		for _, err := range WithLines(f.Data, invalid[i]) {
@@ -44,9 +46,4 @@ func Load[T any](files []File, parse func(File) (value T, name string, errs []er
 		return nil, errors.Join(errs...)
 	}
 	return all, nil
-}
-
-// NameTaken is the error for a metadata.name that another file has too.
-func NameTaken(name, file string) error {
-	return fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", name, file)
 }

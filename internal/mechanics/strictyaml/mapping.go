@@ -63,8 +63,9 @@ type structType struct {
 }
 
 func (d *Decoder) structType(t reflect.Type) *structType {
-	if known, ok := d.structs.Load(t); ok {
-		return known.(*structType) //nolint:forcetypeassert // nothing else is stored
+	known, _ := d.structs.Load(t)
+	if s, ok := known.(*structType); ok {
+		return s
 	}
 	s := &structType{index: map[string][]int{}}
 	d.addFields(s, t, nil)

@@ -199,24 +199,3 @@ func TestWithLines(t *testing.T) {
 		}
 	}
 }
-
-func TestWritten(t *testing.T) {
-	type renamed struct {
-		strictyaml.Written
-		Name string `json:"name"`
-		Path string `json:"path"`
-	}
-	d := strictyaml.Decoder{Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
-		reflect.TypeFor[renamed](): func(m *strictyaml.Mapping) { m.Rename("title", "name") },
-	}}
-	for text, want := range map[string]string{
-		"title: a\npath: b": "title path", "name: a\npath: b": "name path",
-		"": "name path",
-	} {
-		var got renamed
-		if errs, err := d.Decode([]byte(text), &got); err != nil || len(errs) > 0 ||
-			got.Written.Name("name")+" "+got.Written.Name("path") != want {
-			t.Errorf("%q: written %v, %v, %v; want %s", text, got.Written, errs, err, want)
-		}
-	}
-}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -135,6 +136,13 @@ func TestEvaluateReportsPanics(t *testing.T) {
 	if reason != admission.ValidatorFailed || !strings.Contains(text, "v0") {
 		t.Errorf("Refusal = %s, %q; want %s", reason, text, admission.ValidatorFailed)
 	}
+}
+
+// goroutine returns the name of the running goroutine.
+func goroutine() string {
+	b := make([]byte, 64)
+	name, _, _ := strings.Cut(string(b[:runtime.Stack(b, false)]), " [")
+	return name
 }
 
 func TestEvaluateAsksInParallelAndOneWithoutGoroutine(t *testing.T) {

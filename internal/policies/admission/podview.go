@@ -10,20 +10,17 @@ import (
 type Pod struct {
 	UID, Namespace, Name string
 	Static               bool // from a file or a URL, and not from the API server
-
-	NamespaceLabels Value[map[string]string]
+	NamespaceLabels      Value[map[string]string]
 	// Labels and Annotations are without those that a kubelet writes; see KubeletLabel and KubeletAnnotation.
 	Labels, Annotations Value[map[string]string]
 	// ReviewAnnotations are those of Annotations that image review backends may see; see ForReview.
-	ReviewAnnotations Value[map[string]string]
-
+	ReviewAnnotations             Value[map[string]string]
 	HostNetwork, HostPID, HostIPC Value[bool]
 	ShareProcessNamespace         Value[bool]
 	FSGroup                       Value[int64]
 	SupplementalGroups            Value[[]int64]
 	// Groups are FSGroup, SupplementalGroups and the groups of volumes, for a source that cannot separate them.
-	Groups Value[[]int64]
-
+	Groups                                               Value[[]int64]
 	RestartPolicy, DNSPolicy                             Value[string]
 	TerminationGracePeriodSeconds, ActiveDeadlineSeconds Value[int64]
 	NodeSelector                                         Value[map[string]string]
@@ -44,12 +41,10 @@ const (
 
 // A Container is what one source says about a container. Security fields have the values of the pod as defaults.
 type Container struct {
-	Name  string
-	Kind  Value[Kind]
-	Image Value[string] // the name as the pod has it
-
-	ImagePullPolicy Value[string]
-
+	Name                                                         string
+	Kind                                                         Value[Kind]
+	Image                                                        Value[string] // the name as the pod has it
+	ImagePullPolicy                                              Value[string]
 	Privileged, ReadOnlyRootFilesystem, AllowPrivilegeEscalation Value[bool]
 	RunAsNonRoot                                                 Value[bool]
 	RunAsUser, RunAsGroup                                        Value[int64]

@@ -1,5 +1,4 @@
 // Package podfile implements Pods in files, and the views of them that the API server and a node would have.
-//
 // A [Pod] here is an object of the API that was read from a file; admission.Pod is its view.
 //
 // The views contain the defaults of the API server and the volume with the token of the service account. What only the

@@ -60,27 +60,34 @@ func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 		"a hostPath alone": {emptyDir, "volumeMounts: [{name: host, mountPath: /data}]", mounts{at("/data")}, nil, true},
 		"a claim first": {
 			claim, "volumeMounts: [{name: other, mountPath: /data}, {name: host, mountPath: data}]",
-			mounts{csi, at("/data")}, nil, false,
+			mounts{csi, at("/data")},
+			nil, false,
 		},
 		"a claim last, with a slash at the end": {
 			claim, "volumeMounts: [{name: host, mountPath: /data/}, {name: other, mountPath: /data}]",
-			mounts{at("/data/"), csi}, nil, false,
+			mounts{at("/data/"), csi},
+			nil, false,
 		},
 		"an emptyDir first, both with a subPath": {
 			emptyDir, "volumeMounts: [{name: other, mountPath: /data, subPath: a}, {name: host, mountPath: data, subPath: p}]",
-			mounts{subPath("other/c/0"), subPath("host/c/1")}, nil, false,
+			mounts{subPath("other/c/0"), subPath("host/c/1")},
+			nil, false,
 		},
 		"a block device of a claim": {
 			claim, "{volumeMounts: [{name: host, mountPath: dev/x}], volumeDevices: [{name: other, devicePath: /dev/x}]}",
-			mounts{at("/dev/x")}, []*runtimeapi.Device{device}, false,
+			mounts{at("/dev/x")},
+			[]*runtimeapi.Device{device},
+			false,
 		},
 		"an image": {
 			"image: {reference: 'data:1'}", "volumeMounts: [{name: other, mountPath: /data}, {name: host, mountPath: data}]",
-			mounts{imageMount, at("/data")}, nil, false,
+			mounts{imageMount, at("/data")},
+			nil, false,
 		},
 		"a claim, and a hostPath that the API server does not show": {
 			claim, "volumeMounts: [{name: host, mountPath: /logs, readOnly: true}, {name: other, mountPath: /data}]",
-			mounts{{ContainerPath: "/logs", HostPath: "/var/log", Readonly: true}, at("/data")}, nil, true,
+			mounts{{ContainerPath: "/logs", HostPath: "/var/log", Readonly: true}, at("/data")},
+			nil, true,
 		},
 	} {
 		for list, add := range map[string]func(s *corev1.PodSpec, c corev1.Container){

@@ -90,26 +90,21 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	view := admission.Pod{
 		UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
-		Static: mirror,
-
-		Labels:      admission.Set(admission.Without(p.Labels, admission.KubeletLabel)),
-		Annotations: admission.Set(admission.Without(p.Annotations, admission.KubeletAnnotation)),
-
+		Static:            mirror,
+		Labels:            admission.Set(admission.Without(p.Labels, admission.KubeletLabel)),
+		Annotations:       admission.Set(admission.Without(p.Annotations, admission.KubeletAnnotation)),
 		ReviewAnnotations: admission.Set(admission.ForReview(p.Annotations)),
-
-		HostNetwork: admission.Set(spec.HostNetwork), HostPID: admission.Set(spec.HostPID),
-		HostIPC:               admission.Set(spec.HostIPC),
-		ShareProcessNamespace: pointer(spec.ShareProcessNamespace),
-
+		HostNetwork:       admission.Set(spec.HostNetwork), HostPID: admission.Set(spec.HostPID),
+		HostIPC:                       admission.Set(spec.HostIPC),
+		ShareProcessNamespace:         pointer(spec.ShareProcessNamespace),
 		RestartPolicy:                 text(spec.RestartPolicy),
 		DNSPolicy:                     text(spec.DNSPolicy),
 		TerminationGracePeriodSeconds: pointer(spec.TerminationGracePeriodSeconds),
 		ActiveDeadlineSeconds:         pointer(spec.ActiveDeadlineSeconds),
 		NodeSelector:                  admission.Set(spec.NodeSelector),
 		AutomountServiceAccountToken:  pointer(spec.AutomountServiceAccountToken),
-
-		SupplementalGroups: unless(len(sc.SupplementalGroups) == 0, sc.SupplementalGroups),
-		FSGroup:            pointer(sc.FSGroup),
+		SupplementalGroups:            unless(len(sc.SupplementalGroups) == 0, sc.SupplementalGroups),
+		FSGroup:                       pointer(sc.FSGroup),
 	}
 	all, volumes := make([]admission.Volume, 0, len(spec.Volumes)), make(map[string]volume, len(spec.Volumes))
 	for i := range spec.Volumes {
@@ -142,7 +137,6 @@ func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
 	view := admission.Container{
 		Name: c.Name, Kind: admission.Set(kind),
 		Image: text(c.Image), ImagePullPolicy: text(c.ImagePullPolicy),
-
 		Privileged:               pointer(own.Privileged),
 		ReadOnlyRootFilesystem:   pointer(own.ReadOnlyRootFilesystem),
 		AllowPrivilegeEscalation: admission.AbsentAs(true),

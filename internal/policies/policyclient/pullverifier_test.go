@@ -405,19 +405,3 @@ func TestFaultsOfTheStore(t *testing.T) {
 		}
 	}
 }
-
-// The lookup of a start with an endorsement takes at most 20 µs.
-func BenchmarkValidate(b *testing.B) {
-	v := &fakeVerifier{result: met}
-	e := fixture(b, v, nil)
-	s := app
-	if d := verifyPull(e, s, "good"); !d.Admitted() {
-		b.Fatal(d)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if d := e.Validate(b.Context(), s); d[0].Answer != admission.Admit {
-			b.Fatal(d)
-		}
-	}
-}

@@ -63,18 +63,6 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestLoadOfNoneAndOfSeveral(t *testing.T) {
-	none, _, err := readBackends(t)
-	if err != nil || none != nil || none.Warnings() != nil {
-		t.Errorf("an empty folder: %v, %v; want nil", none, err)
-	}
-	set, _, err := readBackends(t, "b.yaml", "imagePolicy: {kubeConfigFile: /b}", "a.yaml",
-		"imagePolicy: {kubeConfigFile: /a}")
-	if err != nil || len(set) != 2 || set[0].Name != "a" || set[1].Kubeconfig != "/b" {
-		t.Errorf("two files: %v, %v", set, err)
-	}
-}
-
 func TestErrors(t *testing.T) {
 	refusals(t, "testdata/backend-errors.golden", func(text string) error {
 		set, dir, err := readBackends(t, "a.yaml", text)

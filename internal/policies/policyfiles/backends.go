@@ -23,17 +23,15 @@ const backendKey = "imagePolicy"
 
 // A Backend says how images are reviewed, with the defaults filled in.
 type Backend struct {
-	Name       string // of the file without its folder and suffix, unique in a Backends
-	File       string // its path
-	Kubeconfig string // the absolute path of the file with the address and the credentials
-
-	AllowTTL, DenyTTL time.Duration // of cached answers; 0 means that they are not cached
-	RetryBackoff      time.Duration // between the first two attempts
-
-	DefaultAllow        bool     // Images are admitted if the backend does not answer. It is true if it is absent.
-	DefaultAllowAbsent  bool     // The file leaves defaultAllow out.
-	Namespaces          []string // whose pods are reviewed; nil means all
-	IncludeImageVolumes bool     // Images that are mounted as volumes are reviewed.
+	Name                string        // of the file without its folder and suffix, unique in a Backends
+	File                string        // its path
+	Kubeconfig          string        // the absolute path of the file with the address and the credentials
+	AllowTTL, DenyTTL   time.Duration // of cached answers; 0 means that they are not cached
+	RetryBackoff        time.Duration // between the first two attempts
+	DefaultAllow        bool          // Images are admitted if the backend does not answer. It is true if it is absent.
+	DefaultAllowAbsent  bool          // The file leaves defaultAllow out.
+	Namespaces          []string      // whose pods are reviewed; nil means all
+	IncludeImageVolumes bool          // Images that are mounted as volumes are reviewed.
 }
 
 // Backends are the backends of all files, by name, all of which must allow an image. The caller must not modify them.
@@ -101,9 +99,11 @@ func (a Answer) String() string {
 const maxTTL = 87600 * time.Hour
 
 type backendDocument struct {
-	ImagePolicy         *backendPolicy `json:"imagePolicy"`
-	Match               *backendMatch  `json:"match"`
-	IncludeImageVolumes *bool          `json:"includeImageVolumes"`
+	ImagePolicy *backendPolicy `json:"imagePolicy"`
+	Match       *struct {
+		Namespaces *[]string `json:"namespaces"`
+	} `json:"match"`
+	IncludeImageVolumes *bool `json:"includeImageVolumes"`
 }
 
 type backendPolicy struct {
@@ -114,10 +114,6 @@ type backendPolicy struct {
 	DefaultAllow   *bool  `json:"defaultAllow"`
 }
 
-type backendMatch struct {
-	Namespaces *[]string `json:"namespaces"`
-}
-
 // LoadBackends reads files into Backends: all of them or none; see [strictyaml.Load].
 func LoadBackends(list []File) (Backends, error) {
 	d := &strictyaml.Decoder{RefuseNull: true, Want: map[reflect.Type]string{
@@ -126,9 +122,7 @@ func LoadBackends(list []File) (Backends, error) {
 	all, err := strictyaml.Load(list, func(f File) (Backend, string, []error) {
 		b, errs := parseBackend(d, f)
 		return b, b.Name, errs
-	}, func(name, file string) error {
-		return fmt.Errorf("the backend has the name %q, which the backend of %s has too; rename one of the files", name, file)
-	})
+	}, "the backend has the name %q, which the backend of %s has too; rename one of the files")
 	slices.SortFunc(all, func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
 	return all, err
 }

@@ -274,10 +274,13 @@ type cipMatch struct {
 }
 
 type cipAuthority struct {
-	Name             *string       `json:"name"`
-	Key              *cipKey       `json:"key"`
-	Keyless          *cipKeyless   `json:"keyless"`
-	Static           *cipStatic    `json:"static"`
+	Name    *string     `json:"name"`
+	Key     *cipKey     `json:"key"`
+	Keyless *cipKeyless `json:"keyless"`
+	Static  *struct {
+		Action  *string `json:"action"`
+		Message string  `json:"message"`
+	} `json:"static"`
 	Source           *[]cipSource  `json:"source"`
 	CTLog            *cipLog       `json:"ctlog"`
 	RFC3161Timestamp *cipTimestamp `json:"rfc3161timestamp"`
@@ -297,22 +300,15 @@ type cipKey struct {
 }
 
 type cipKeyless struct {
-	URL               *string       `json:"url"`
-	Identities        []cipIdentity `json:"identities"`
-	CACert            *cipKey       `json:"ca-cert"`
-	InsecureIgnoreSCT *bool         `json:"insecureIgnoreSCT"`
-}
-
-type cipIdentity struct {
-	Issuer        *string `json:"issuer"`
-	IssuerRegExp  *string `json:"issuerRegExp"`
-	Subject       *string `json:"subject"`
-	SubjectRegExp *string `json:"subjectRegExp"`
-}
-
-type cipStatic struct {
-	Action  *string `json:"action"`
-	Message string  `json:"message"`
+	URL        *string `json:"url"`
+	Identities []struct {
+		Issuer        *string `json:"issuer"`
+		IssuerRegExp  *string `json:"issuerRegExp"`
+		Subject       *string `json:"subject"`
+		SubjectRegExp *string `json:"subjectRegExp"`
+	} `json:"identities"`
+	CACert            *cipKey `json:"ca-cert"`
+	InsecureIgnoreSCT *bool   `json:"insecureIgnoreSCT"`
 }
 
 func cipDecoder() *strictyaml.Decoder {

@@ -138,7 +138,6 @@ func (c *checker) Note(at *field.Path, text string) {
 	c.Notes = append(c.Notes, fmt.Errorf("%s: %s", at, text))
 }
 
-// RequiredIf, NoteIf and InvalidIf report only under a condition.
 func (c *checker) RequiredIf(missing bool, at *field.Path, allowed string) {
 	if missing {
 		c.Required(at, allowed)
@@ -179,7 +178,6 @@ func given(names string, present ...bool) (found []string) {
 	return found
 }
 
-// Only returns the only name of the alternatives that are given; ok is false, and an error reported, otherwise.
 func (c *checker) Only(at *field.Path, allowed string, names []string) (name string, ok bool) {
 	switch len(names) {
 	case 0:
@@ -245,7 +243,6 @@ func (c *checker) Identity(at *field.Path, name string, value, expression *strin
 	return t
 }
 
-// NoVariable reports a variable of other programs, which would match nothing here.
 func (c *checker) NoVariable(at *field.Path, value string) {
 	c.InvalidIf(strings.Contains(value, "{{"), at, value, "variables are not supported; write the value itself")
 }

@@ -15,13 +15,10 @@
 //
 // # Kinds
 //
-// A file with the field imagePolicy names a [Backend] for image reviews. It contains the configuration of
-// kube-apiserver's plugin ImagePolicyWebhook, which ignores the two other keys, match and includeImageVolumes.
-//
-// Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with verifyImages, also in the
-// spelling of its proposal, and ClusterImagePolicy of policy.sigstore.dev. A field of the dialect that is not supported
-// is an error that says what to write instead. Logs, roots and authorities without a key or certificate are those of
-// the trusted root.
+// A file with the field imagePolicy, which has the configuration of kube-apiserver's plugin ImagePolicyWebhook, names a
+// [Backend] for image reviews. Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with
+// verifyImages, also in the spelling of its proposal, and ClusterImagePolicy of policy.sigstore.dev. A field of them
+// that is not supported is an error that says what to write instead.
 //
 // A [Tester] evaluates Pods in files against policy files, without a daemon, by the code with which pullgated judges.
 package policyfiles

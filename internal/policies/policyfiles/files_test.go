@@ -323,6 +323,8 @@ func volume(t *testing.T, mode os.FileMode, pairs ...string) (dir, data string) 
 	return dir, dir + "/..version-1"
 }
 
+const writable = ": writable by others than the owner; run chmod go-w"
+
 func TestVolume(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -332,17 +334,13 @@ func TestVolume(t *testing.T) {
 	}{
 		{"a ConfigMap", 0o777, func(string, string) error { return nil }, ""},
 		{"with a sticky bit", 0o777 | os.ModeSticky, func(string, string) error { return nil }, ""},
-		{"with fsGroup", 0o777 | os.ModeSetgid, func(dir, data string) error {
-			return errors.Join(os.Chmod(data, 0o755|os.ModeSetgid), os.Chmod(data+"/a.yaml", 0o644))
-		}, ""},
-		{"its data is writable for others", 0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode " +
-			"0775: writable by others than the owner; run chmod go-w"},
-		{"a file is writable for others", 0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) }, "/a" +
-			".yaml: mode 0666: writable by others than the owner; run chmod go-w"},
+		{"with fsGroup", 0o777 | os.ModeSetgid, func(_, d string) error { return os.Chmod(d, 0o755|os.ModeSetgid) }, ""},
+		{"writable data", 0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode 0775" + writable},
+		{"a writable file", 0o777, func(_, d string) error { return os.Chmod(d+"/a.yaml", 0o666) }, "mode 0666" + writable},
 		{"not a volume", 0o777, func(dir, _ string) error {
 			return errors.Join(os.Remove(dir+"/..data"), os.Remove(dir+"/a.yaml"),
 				os.WriteFile(dir+"/a.yaml", []byte(note("a")), 0o644))
-		}, "mode 0777: writable by others than the owner; run chmod go-w"},
+		}, "mode 0777" + writable},
 	} {
 		dir, data := volume(t, tc.mode, "a.yaml", note("a"))
 		must(t, tc.change(dir, data))

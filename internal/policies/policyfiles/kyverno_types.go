@@ -9,20 +9,18 @@ import (
 type kyvernoDocument = dialectDocument[kyvernoSpec]
 
 type kyvernoSpec struct {
-	ValidationFailureAction *string               `json:"validationFailureAction"`
-	Background              *bool                 `json:"background"`
-	WebhookTimeoutSeconds   *int64                `json:"webhookTimeoutSeconds"`
-	FailurePolicy           *string               `json:"failurePolicy"`
-	WebhookConfiguration    *webhookConfiguration `json:"webhookConfiguration"`
-	Admission               *bool                 `json:"admission"`
-	ApplyRules              *string               `json:"applyRules"`
-	EmitWarning             *bool                 `json:"emitWarning"`
-	Rules                   []kyvernoRule         `json:"rules"`
-}
-
-type webhookConfiguration struct {
-	FailurePolicy  *string `json:"failurePolicy"`
-	TimeoutSeconds *int64  `json:"timeoutSeconds"`
+	ValidationFailureAction *string `json:"validationFailureAction"`
+	Background              *bool   `json:"background"`
+	WebhookTimeoutSeconds   *int64  `json:"webhookTimeoutSeconds"`
+	FailurePolicy           *string `json:"failurePolicy"`
+	WebhookConfiguration    *struct {
+		FailurePolicy  *string `json:"failurePolicy"`
+		TimeoutSeconds *int64  `json:"timeoutSeconds"`
+	} `json:"webhookConfiguration"`
+	Admission   *bool         `json:"admission"`
+	ApplyRules  *string       `json:"applyRules"`
+	EmitWarning *bool         `json:"emitWarning"`
+	Rules       []kyvernoRule `json:"rules"`
 }
 
 type kyvernoRule struct {

@@ -184,7 +184,7 @@ func (c *compiler) values(at place, restrictions any) (checks []*check) {
 		}
 		at := at.child(name)
 		switch r := in.Interface().(type) {
-		case *StringRestriction:
+		case *stringRestriction:
 			rule := c.str(at, r, same)
 			compare := value(rule)
 			if at.field == pathName {
@@ -197,7 +197,7 @@ func (c *compiler) values(at place, restrictions any) (checks []*check) {
 			if fieldAt[at.field] == nil || fieldAt[at.field].index >= 0 { // not one of the groups
 				checks = append(checks, c.check(at, r, value(c.number(at, r))))
 			}
-		case *StringMapRestriction:
+		case *stringMapRestriction:
 			checks = append(checks, c.stringMap(at, r))
 		case *capabilitiesRestriction:
 			checks = append(checks, c.capabilities(at, r)...)
@@ -326,7 +326,7 @@ func (c *compiler) groups(at place, r *podSecurityContextRestriction) []*check {
 	return []*check{c.check(at.child("fsGroup"), r, func(j *judgement) bool { return checkGroups(j, supplemental, fs) })}
 }
 
-func (c *compiler) image(at place, r *ImageRestriction) *check {
+func (c *compiler) image(at place, r *imageRestriction) *check {
 	registry := c.str(at.part("registry"), r.Registry, registryOf)
 	image, tag := c.str(at.part("image"), r.Image, same), c.str(at.part("tag"), r.Tag, same)
 	return c.check(at, r, func(j *judgement) bool {
@@ -363,7 +363,7 @@ func (c *compiler) volume(at place, r *volumeRestriction) *volumeRule {
 func same(s string) string { return s }
 
 // str returns the rule of a string, nil if there is none.
-func (c *compiler) str(at place, r *StringRestriction, canonical func(string) string) *valueRule[string] {
+func (c *compiler) str(at place, r *stringRestriction, canonical func(string) string) *valueRule[string] {
 	if r == nil {
 		return nil
 	}
@@ -372,7 +372,7 @@ func (c *compiler) str(at place, r *StringRestriction, canonical func(string) st
 	return rule
 }
 
-func (c *compiler) stringRule(at place, r *StringRestriction, canonical func(string) string) *valueRule[string] {
+func (c *compiler) stringRule(at place, r *stringRestriction, canonical func(string) string) *valueRule[string] {
 	notEmpty(c, at, "whitelist", r.Whitelist)
 	notEmpty(c, at, "blacklist", r.Blacklist)
 	rule := &valueRule[string]{leaf: c.leaf(at, r.PointerRestriction, describe(r))}
@@ -476,11 +476,11 @@ func mapped(list []string, f func(string) string) []string {
 	return all
 }
 
-func (c *compiler) stringMap(at place, r *StringMapRestriction) *check {
+func (c *compiler) stringMap(at place, r *stringMapRestriction) *check {
 	c.collection(at, r.CollectionRestriction, "requiredKeys", r.RequiredKeys)
 	notEmpty(c, at, "keyWhitelist", r.KeyWhitelist)
 	notEmpty(c, at, "keyBlacklist", r.KeyBlacklist)
-	rule := &mapRule{leaf: c.leaf(at, PointerRestriction{}, describeKeys(r)), StringMapRestriction: r}
+	rule := &mapRule{leaf: c.leaf(at, PointerRestriction{}, describeKeys(r)), stringMapRestriction: r}
 	for _, key := range slices.Sorted(maps.Keys(r.Values)) {
 		value := r.Values[key]
 		in := place{at.of("values").Key(key).String(), at.field}
@@ -492,7 +492,7 @@ func (c *compiler) stringMap(at place, r *StringMapRestriction) *check {
 	})
 }
 
-func describe(r *StringRestriction) string {
+func describe(r *stringRestriction) string {
 	parts := slices.Concat(listed("", r.Whitelist), listed("not ", r.Blacklist))
 	if r.Regex != "" {
 		parts = append(parts, "matching "+r.Regex)
@@ -529,7 +529,7 @@ func describeRanges(ranges []numericRange) string {
 	return cmp.Or(strings.Join(parts, ", "), "any number")
 }
 
-func describeKeys(r *StringMapRestriction) string {
+func describeKeys(r *stringMapRestriction) string {
 	text := strings.Join(slices.Concat([]string{r.describe()}, listed("with the keys ", r.RequiredKeys),
 		listed("only the keys ", r.KeyWhitelist), listed("without the keys ", r.KeyBlacklist)), "; ")
 	return cmp.Or(strings.TrimPrefix(text, "; "), "any keys")

@@ -3,7 +3,6 @@ package restriction
 import (
 	"cmp"
 	"embed"
-	"errors"
 	"fmt"
 	"io/fs"
 	"path"
@@ -105,15 +104,6 @@ func (s *Set) Restricted() []string {
 	return slices.Compact(paths)
 }
 
-// Parse reads one policy from its YAML and checks it. YAML of the policy, parsed again, is the same policy.
-func Parse(data []byte) (*PodRestriction, error) {
-	p, _, errs := parse(newDecoder(), newInterned(), data)
-	if len(errs) > 0 {
-		return nil, errors.Join(strictyaml.WithLines(data, errs)...)
-	}
-	return &p, nil
-}
-
 func parse(d *strictyaml.Decoder, known *interned, data []byte) (p PodRestriction, compiled *policy, errs []error) {
 	errs, err := d.Decode(data, &p)
 	if err != nil {
@@ -132,11 +122,11 @@ func parse(d *strictyaml.Decoder, known *interned, data []byte) (p PodRestrictio
 	return p, compiled, errs
 }
 
-// newDecoder returns a decoder for policies. The proposal spells some fields in two ways.
+// newDecoder returns a decoder, also for the spellings of the proposal.
 func newDecoder() *strictyaml.Decoder {
 	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[PointerRestriction](): rewriteAllowNil,
-		reflect.TypeFor[StringMapRestriction](): func(m *strictyaml.Mapping) {
+		reflect.TypeFor[stringMapRestriction](): func(m *strictyaml.Mapping) {
 			m.Rename("requireKeys", "requiredKeys")
 			m.Rename("valueRestrictions", "values")
 		},

@@ -180,7 +180,7 @@ func TestPropertiesOfSets(t *testing.T) {
 		// Less knowledge never helps a pod against Drop policies whose fields the source carries.
 		if options.From == restriction.Admission && !want.Admitted {
 			blind := pod
-			for _, name := range strings.Fields("Labels RestartPolicy HostNetwork FSGroup SupplementalGroups Groups") {
+			for name := range strings.FieldsSeq("Labels RestartPolicy HostNetwork FSGroup SupplementalGroups Groups") {
 				reflect.ValueOf(&blind).Elem().FieldByName(name).SetZero()
 			}
 			if got := load(t, files...).Judge(&blind, containers, options); got.Admitted {

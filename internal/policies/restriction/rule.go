@@ -214,7 +214,7 @@ func (r *listRule) compare(j *judgement, v admission.Value[[]string]) bool {
 
 type mapRule struct {
 	leaf
-	*StringMapRestriction
+	*stringMapRestriction
 
 	values []mapValueRule
 }

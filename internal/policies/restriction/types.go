@@ -53,47 +53,44 @@ type Binding struct {
 
 // A Spec restricts a pod.
 type Spec struct {
-	Metadata *ObjectMetaRestriction `json:"metadata,omitempty"`
+	Metadata *objectMetaRestriction `json:"metadata,omitempty"`
 	Spec     *podSpecRestriction    `json:"spec,omitempty"`
 }
 
-// An ObjectMetaRestriction restricts the metadata of a pod.
-type ObjectMetaRestriction struct {
-	Name        *StringRestriction    `json:"name,omitempty"`
-	Labels      *StringMapRestriction `json:"labels,omitempty"`
-	Annotations *StringMapRestriction `json:"annotations,omitempty"`
+type objectMetaRestriction struct {
+	Name        *stringRestriction    `json:"name,omitempty"`
+	Labels      *stringMapRestriction `json:"labels,omitempty"`
+	Annotations *stringMapRestriction `json:"annotations,omitempty"`
 }
 
 type podSpecRestriction struct {
 	// Volumes, if there are any: each volume of the pod must match one of them.
 	Volumes []volumeRestriction `json:"volumes,omitempty"`
-
 	// Containers, if there are any: each container must match one of them. Ephemeral containers count as containers.
 	// InitContainers are the same for init containers; absent means Containers.
-	InitContainers []containerRestriction `json:"initContainers,omitempty"`
-	Containers     []containerRestriction `json:"containers,omitempty"`
-
-	RestartPolicy                 *StringRestriction             `json:"restartPolicy,omitempty"`
+	InitContainers                []containerRestriction         `json:"initContainers,omitempty"`
+	Containers                    []containerRestriction         `json:"containers,omitempty"`
+	RestartPolicy                 *stringRestriction             `json:"restartPolicy,omitempty"`
 	TerminationGracePeriodSeconds *numericRestriction            `json:"terminationGracePeriodSeconds,omitempty"`
 	ActiveDeadlineSeconds         *numericRestriction            `json:"activeDeadlineSeconds,omitempty"`
-	DNSPolicy                     *StringRestriction             `json:"dnsPolicy,omitempty"`
-	NodeSelector                  *StringMapRestriction          `json:"nodeSelector,omitempty"`
+	DNSPolicy                     *stringRestriction             `json:"dnsPolicy,omitempty"`
+	NodeSelector                  *stringMapRestriction          `json:"nodeSelector,omitempty"`
 	AutomountServiceAccountToken  *boolRestriction               `json:"automountServiceAccountToken,omitempty"`
 	SecurityContext               *podSecurityContextRestriction `json:"securityContext,omitempty"`
 }
 
 type containerRestriction struct {
-	Image           []ImageRestriction          `json:"image,omitempty"`
-	ImagePullPolicy *StringRestriction          `json:"imagePullPolicy,omitempty"`
+	Image           []imageRestriction          `json:"image,omitempty"`
+	ImagePullPolicy *stringRestriction          `json:"imagePullPolicy,omitempty"`
 	SecurityContext *securityContextRestriction `json:"securityContext,omitempty"`
 }
 
-// An ImageRestriction restricts the parts of an image name: busybox is docker.io, library/busybox and latest. A digest
+// An imageRestriction restricts the parts of an image name: busybox is docker.io, library/busybox and latest. A digest
 // takes the place of the tag, because it decides which image runs. A registry is in lower case and has no port 443.
-type ImageRestriction struct {
-	Registry *StringRestriction `json:"registry,omitempty"`
-	Image    *StringRestriction `json:"image,omitempty"`
-	Tag      *StringRestriction `json:"tag,omitempty"`
+type imageRestriction struct {
+	Registry *stringRestriction `json:"registry,omitempty"`
+	Image    *stringRestriction `json:"image,omitempty"`
+	Tag      *stringRestriction `json:"tag,omitempty"`
 }
 
 type securityContextRestriction struct {
@@ -109,10 +106,10 @@ type securityContextRestriction struct {
 
 type seLinuxOptionsRestriction struct {
 	PointerRestriction
-	User  *StringRestriction `json:"user,omitempty"`
-	Role  *StringRestriction `json:"role,omitempty"`
-	Type  *StringRestriction `json:"type,omitempty"`
-	Level *StringRestriction `json:"level,omitempty"`
+	User  *stringRestriction `json:"user,omitempty"`
+	Role  *stringRestriction `json:"role,omitempty"`
+	Type  *stringRestriction `json:"type,omitempty"`
+	Level *stringRestriction `json:"level,omitempty"`
 }
 
 // A capabilitiesRestriction restricts capabilities. They are nil if none is added and none is dropped. Upper and lower
@@ -136,13 +133,13 @@ type podSecurityContextRestriction struct {
 type volumeRestriction struct {
 	CollectionRestriction
 	Mount      *mountRestriction          `json:"mount,omitempty"`
-	VolumeType *StringRestriction         `json:"volumeType,omitempty"`
+	VolumeType *stringRestriction         `json:"volumeType,omitempty"`
 	HostPath   *hostPathVolumeRestriction `json:"hostPath,omitempty"`
 }
 
 type mountRestriction struct {
 	ReadOnly         *boolRestriction   `json:"readOnly,omitempty"`
-	MountPropagation *StringRestriction `json:"mountPropagation,omitempty"`
+	MountPropagation *stringRestriction `json:"mountPropagation,omitempty"`
 }
 
 // A hostPathVolumeRestriction restricts hostPath volumes. Both fields are nil in volumes of other types.
@@ -150,8 +147,8 @@ type hostPathVolumeRestriction struct {
 	// Path compares whole segments after cleaning. Whitelist allows its folders and all that is below them. Blacklist
 	// denies its folders, all that is below them, and each folder that contains one of them. A path with .. matches
 	// nothing, and neither does one below the folder of a process in /proc. Other symbolic links are not followed.
-	Path *StringRestriction `json:"path,omitempty"`
-	Type *StringRestriction `json:"type,omitempty"`
+	Path *stringRestriction `json:"path,omitempty"`
+	Type *stringRestriction `json:"type,omitempty"`
 }
 
 // A PointerRestriction restricts whether a field is nil. With neither, nil is allowed.
@@ -166,8 +163,8 @@ type CollectionRestriction struct {
 	RequireEmpty bool `json:"requireEmpty,omitempty"`
 }
 
-// A StringRestriction restricts a string: it must be in a Whitelist, not in the Blacklist, and match Regex.
-type StringRestriction struct {
+// A stringRestriction restricts a string: it must be in a Whitelist, not in the Blacklist, and match Regex.
+type stringRestriction struct {
 	PointerRestriction
 	Whitelist []string `json:"whitelist,omitempty"`
 	Blacklist []string `json:"blacklist,omitempty"`
@@ -175,19 +172,19 @@ type StringRestriction struct {
 	Regex string `json:"regex,omitempty"`
 }
 
-// A StringMapRestriction restricts a mapping. Values applies to the keys that the mapping has.
-type StringMapRestriction struct {
+// A stringMapRestriction restricts a mapping. Values applies to the keys that the mapping has.
+type stringMapRestriction struct {
 	CollectionRestriction
 	KeyBlacklist []string                     `json:"keyBlacklist,omitempty"`
 	KeyWhitelist []string                     `json:"keyWhitelist,omitempty"`
 	RequiredKeys []string                     `json:"requiredKeys,omitempty"`
-	Values       map[string]StringRestriction `json:"values,omitempty"`
+	Values       map[string]stringRestriction `json:"values,omitempty"`
 }
 
 // A stringListRestriction restricts a list: each element must match Values, and it must contain all RequiredValues.
 type stringListRestriction struct {
 	CollectionRestriction
-	Values         *StringRestriction `json:"values,omitempty"`
+	Values         *stringRestriction `json:"values,omitempty"`
 	RequiredValues []string           `json:"requiredValues,omitempty"`
 }
 

@@ -11,15 +11,12 @@ const maxPerPolicy = 10
 
 // A Validator compares subjects with a set of restrictions. It cannot fail.
 type Validator struct {
-	set   *Set
-	node  Options // at the node
-	admit []admission.Finding
+	set  *Set
+	node Options
 }
 
 // NewValidator returns a validator. node is for StageSandbox and StageContainer; the pods of reviews are complete.
-func NewValidator(set *Set, node Options) *Validator {
-	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
-}
+func NewValidator(set *Set, node Options) *Validator { return &Validator{set, node} }
 
 // Validate returns a finding for each violation, or one that admits, and none, which denies, at StageContainer without
 // a container: restrictions of containers would not be compared.
@@ -42,11 +39,7 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 	if s.Pod.Static && options.From == NodeWithPodSource {
 		options.From = Node // the API server has only a copy of the pod
 	}
-	d := v.set.Judge(&s.Pod, containers, options)
-	if d.Admitted && d.AcceptedBy == "" && len(d.Violations) == 0 {
-		return v.admit
-	}
-	return findings(d)
+	return findings(v.set.Judge(&s.Pod, containers, options))
 }
 
 // Same reports whether two subjects are the same in all fields that the policies of their namespace restrict.

@@ -70,7 +70,9 @@ func TestValidate(t *testing.T) {
 		{"audit", node, policies{audit + noHostNetwork}, subject(yes, no), reported},
 		{"accepted", node, policies{host, accept + notPrivileged}, subject(yes, no), policies{"b Admit  false"}},
 		{
-			"two violated", node, policies{host, unprivileged}, subject(yes, yes),
+			"two violated", node,
+			policies{host, unprivileged},
+			subject(yes, yes),
 			policies{violated, "b Deny RESTRICTION_VIOLATED false"},
 		},
 		{"sandbox", node, policies{unprivileged}, sandbox, policies{admits}},
