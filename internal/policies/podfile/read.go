@@ -278,7 +278,6 @@ func pullPolicy(image string) corev1.PullPolicy {
 
 const tokenVolume = "kube-api-access"
 
-// mountToken adds the volume with the token of the service account, unless the pod declines it.
 func mountToken(s *corev1.PodSpec) {
 	if s.AutomountServiceAccountToken != nil && !*s.AutomountServiceAccountToken {
 		return

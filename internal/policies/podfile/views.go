@@ -53,7 +53,6 @@ func (p Pod) AtNode(n Node) (starts []Start) {
 	return starts
 }
 
-// complete changes the view of a container with mounts to that of CRI messages.
 func (n Node) complete(c *admission.Container, declared []corev1.VolumeMount) {
 	if n.ImageUser != nil && c.RunAsUser.State() != admission.StateSet {
 		c.RunAsUser = admission.Set(*n.ImageUser)

@@ -181,7 +181,6 @@ func ask[Q, R any](ctx context.Context, c *Client, limit time.Duration,
 	}
 }
 
-// causeOf returns the cause of a status. sent says that the question had a connection.
 func (c *Client) causeOf(err error, sent bool) error {
 	s := status.Convert(err)
 	switch s.Code() {

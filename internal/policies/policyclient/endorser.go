@@ -129,7 +129,6 @@ func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.End
 	return got, expired
 }
 
-// endOf returns when an endorsement expires; the zero time if it does not.
 func endOf(e records.Endorsement, validity time.Duration) time.Time {
 	if validity <= 0 {
 		return e.Until

@@ -150,7 +150,6 @@ func (q *review) addMounts(mounts admission.Value[[]admission.Mount]) {
 
 const unknownText = ", because this is not known of the container: "
 
-// unknown returns what a backend needs and is not known of the container.
 func (q *review) unknown(b *policyfiles.Backend) string {
 	known := []bool{q.Namespace != "", q.annotationsKnown, len(q.Images) > 0, q.mountsKnown || !b.IncludeImageVolumes}
 	var names []string
@@ -212,7 +211,6 @@ func (q *review) findings() (all []admission.Finding) {
 	return all
 }
 
-// failureOf returns why no answer of a backend counts, "" if they count.
 func (q *review) failureOf(b *policyfiles.Backend) string {
 	if q.err != nil {
 		return safetext.Line(strings.TrimPrefix(q.err.Error(), "policyclient: "), safetext.Event)

@@ -108,7 +108,6 @@ func (c *kyvernoCompiler) conditions(at *field.Path, list []kyvernoCondition) (a
 	return all
 }
 
-// asJSON returns a value of a document as encoding/json decodes it.
 func asJSON(v any) any {
 	switch v := v.(type) {
 	case nil, bool, string, float64:

@@ -139,7 +139,6 @@ func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requir
 	return all
 }
 
-// attested returns the requirement that each signer has signed all attestations, if there are any.
 func (c *cipCompiler) attested(at *field.Path, list *[]cipAttestation, signers []requirementNode) []requirementNode {
 	if list == nil {
 		return signers

@@ -315,7 +315,6 @@ func (c *checker) Keys(at *field.Path, text, instead string) [][]byte {
 	})
 }
 
-// certificates returns the certificates of a field in DER. One that is expired has a note.
 func (c *checker) certificates(at *field.Path, text string, now time.Time, onlyAuthorities bool) [][]byte {
 	return c.blocks(at, text, "certificates", "-----BEGIN CERTIFICATE-----", "write the certificates themselves",
 		func(b *pem.Block) ([]byte, error) {
@@ -367,7 +366,6 @@ func (c *checker) blocks(at *field.Path, text, what, begin, instead string,
 	return all
 }
 
-// reference returns how a text begins that refers to a key elsewhere.
 func reference(text string) (string, bool) {
 	if strings.HasPrefix(text, "{{") {
 		return "{{…}}", true

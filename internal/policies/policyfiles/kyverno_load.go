@@ -197,7 +197,6 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	}
 }
 
-// kindOfSignatures checks the fields about the form of signatures, all of which are read.
 func (c *kyvernoCompiler) kindOfSignatures(at *field.Path, v *kyvernoVerification) {
 	if v.Type != nil && *v.Type == "Notary" {
 		c.Invalid(at.Child("type"), *v.Type,

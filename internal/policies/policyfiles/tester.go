@@ -91,7 +91,6 @@ func (p *Tester) Test(pods []TestPod) *TestResult {
 	return r
 }
 
-// test judges a pod as a whole at admission, and at a node its sandbox and each container.
 func (p *Tester) test(pod TestPod) TestedPod {
 	t := TestedPod{
 		File: pod.File, Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name, Admitted: true,

@@ -175,7 +175,6 @@ func (c *compiler) header(p *PodRestriction) {
 	c.out.audit = mode == ModeAudit
 }
 
-// values returns the checks of the restrictions of single values in a struct and in those that it points to.
 func (c *compiler) values(at place, restrictions any) (checks []*check) {
 	for f, in := range reflect.ValueOf(restrictions).Elem().Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
@@ -362,7 +361,6 @@ func (c *compiler) volume(at place, r *volumeRestriction) *volumeRule {
 
 func same(s string) string { return s }
 
-// str returns the rule of a string, nil if there is none.
 func (c *compiler) str(at place, r *stringRestriction, canonical func(string) string) *valueRule[string] {
 	if r == nil {
 		return nil

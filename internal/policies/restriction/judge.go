@@ -178,7 +178,6 @@ func (j *judgement) unjudged(l *leaf) bool {
 	return j.leftOut(l) || !j.accept && (!j.Refuse || j.add(l, Violation{Unknown: true}))
 }
 
-// leftOut reports whether a field is left to another judgement: to that of each container, or by the scope.
 func (j *judgement) leftOut(l *leaf) bool {
 	return j.sandbox && l.field.ByContainer || !j.inScope(l.field)
 }
