@@ -34,7 +34,6 @@ type Chain struct {
 	started map[string][]container // by pod UID; the latest container is the last one
 }
 
-// none are the rules of a nil chain.
 var none Rules //nolint:gochecknoglobals // never modified
 
 // New returns a chain. onPanic, or nil, is called, concurrently, when a validator panics.

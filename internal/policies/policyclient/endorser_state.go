@@ -47,11 +47,9 @@ type credentialID [sha256.Size]byte
 type EndorserState struct {
 	key         [32]byte // of the process, so that an ID is of no use elsewhere
 	revocations atomic.Uint64
-
-	denials *lru.Cache // fact to denied: the last one by any credential
-	answers *lru.Cache // question to denied
-	outages *lru.Cache // fact to time.Time
-
+	denials     *lru.Cache // fact to denied: the last one by any credential
+	answers     *lru.Cache // question to denied
+	outages     *lru.Cache // fact to time.Time
 	// inFlight has the namespaces as tenants.
 	inFlight *inflight.Group[flightKey, pullResult]
 }

@@ -59,7 +59,6 @@ func limits(size, results int) []grpc.CallOption {
 // A codec refuses an answer with too many fields before it decodes them: two bytes can become a hundred.
 type codec struct {
 	encoding.CodecV2
-
 	fields int
 }
 

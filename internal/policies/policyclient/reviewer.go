@@ -93,17 +93,15 @@ const (
 
 // A review is what backends are asked about a container, and their answers. What is not known is "" or missing.
 type review struct {
-	ReviewRequest // VolumeImages are without the image, and empty if no backend reviews them
-
+	ReviewRequest                 // VolumeImages are without the image, and empty if no backend reviews them
 	pod                           string
 	backends                      []policyfiles.Backend // that review the namespace
 	annotationsKnown, mountsKnown bool
-
-	results   []policyfiles.Answer
-	err       error
-	took      time.Duration
-	failed    func(a policyfiles.Answer, namespace, pod string) // can be nil
-	annotated int                                               // bytes of audit annotations that were kept
+	results                       []policyfiles.Answer
+	err                           error
+	took                          time.Duration
+	failed                        func(a policyfiles.Answer, namespace, pod string) // can be nil
+	annotated                     int                                               // bytes of kept annotations
 }
 
 func (v *Reviewer) review(s *admission.Subject) *review {

@@ -41,10 +41,9 @@ func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
 
 type kyvernoCompiler struct {
 	dialectPolicy
-	now      time.Time
-	mode     requirement.Mode
-	podsOnly bool
-
+	now        time.Time
+	mode       requirement.Mode
+	podsOnly   bool
 	extractors map[string]any // of the current rule
 }
 

@@ -30,11 +30,10 @@ type Set struct {
 	Ignored         []string                     // names of entries that are not policy files, without hidden ones
 	NamespaceLabels map[string]map[string]string // by namespace; others are not known
 	TrustedRoot     []byte                       // the content of the file; nil if there is none
-
-	restrictions *restriction.Set
-	backends     Backends
-	signatures   []*requirement.Policies // of each dialect
-	number       map[string]int          // of policies, by kind
+	restrictions    *restriction.Set
+	backends        Backends
+	signatures      []*requirement.Policies // of each dialect
+	number          map[string]int          // of policies, by kind
 }
 
 // Len returns the number of policies of a kind. A nil Set has none.

@@ -24,7 +24,6 @@ type TestSettings struct {
 // A Tester has policies that pods are compared with.
 type Tester struct {
 	*Set
-
 	options restriction.Options
 	node    podfile.Node
 }

@@ -119,11 +119,10 @@ type judgement struct {
 	podView  *view
 	volumes  []view // of the pod
 	subjects []subject
-
-	accept  bool         // the policy is an Accept policy
-	report  *[]Violation // where violations are added; nil if only the answer matters
-	subject *subject     // the container that is compared; nil outside of containers
-	*view                // that is compared
+	accept   bool         // the policy is an Accept policy
+	report   *[]Violation // where violations are added; nil if only the answer matters
+	subject  *subject     // the container that is compared; nil outside of containers
+	*view                 // that is compared
 }
 
 // matches reports whether a pod matches a policy; unbound if the policy is not bound to its namespace.

@@ -10,8 +10,7 @@ import (
 
 type podRule struct {
 	values, volume, mount, containers, initContainers *check
-
-	volumes []*volumeRule // of volume and mount
+	volumes                                           []*volumeRule // of volume and mount
 }
 
 func nameOf(p *admission.Pod) admission.Value[string] {
@@ -171,7 +170,6 @@ func registryOf(host string) string {
 type volumeRule struct {
 	leaf
 	CollectionRestriction
-
 	volume, mount *check
 }
 

@@ -58,10 +58,9 @@ func valueIn[T any](j *judgement, f *Field) admission.Value[T] {
 }
 
 type leaf struct {
-	path    string // in the policy
-	field   *Field
-	allowed string // describes the values that match, for violations
-
+	path                  string // in the policy
+	field                 *Field
+	allowed               string // describes the values that match, for violations
 	forbidNil, requireNil bool
 	needsState            bool // the value that takes effect is not enough for the rule
 }
@@ -97,7 +96,6 @@ func (l *leaf) decide(j *judgement, s admission.State, known bool) (matches, dec
 // A valueRule is a compiled restriction of a string, a number or a boolean. A nil rule matches every value.
 type valueRule[T any] struct {
 	leaf
-
 	allows func(T) bool // nil: every value
 }
 
@@ -184,7 +182,6 @@ func (c CollectionRestriction) check(j *judgement, l *leaf, n int) bool {
 type listRule struct {
 	leaf
 	CollectionRestriction
-
 	values   *valueRule[string]
 	required []string
 	// canonical is applied to each element of the pod before it is compared.
@@ -215,7 +212,6 @@ func (r *listRule) compare(j *judgement, v admission.Value[[]string]) bool {
 type mapRule struct {
 	leaf
 	*stringMapRestriction
-
 	values []mapValueRule
 }
 
