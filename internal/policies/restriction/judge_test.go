@@ -85,17 +85,19 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 		file("drop", "", noWeb))
 	pod, a, b := allowed(), container("a"), container("b")
 	a.Image, b.Image = admission.Set("repo.test/team/a:1"), admission.Set("repo.test/team/b:1")
+	webhook := options{From: restriction.Admission}
+	beside := func(other admission.Container) options { return options{From: withPods, Others: list{other}} }
 	for _, tc := range []struct {
 		name       string
 		containers []admission.Container
 		o          restriction.Options
 		accepted   string
 	}{
-		{"the webhook", list{a, b}, options{From: restriction.Admission}, ""},
-		{"the webhook, one container", list{a}, options{From: restriction.Admission}, "a"},
-		{"the pod source, a", list{a}, options{From: withPods, Others: list{b}}, ""},
-		{"the pod source, b", list{b}, options{From: withPods, Others: list{a}}, ""},
-		{"the pod source, equal containers", list{b}, options{From: withPods, Others: list{b}}, "b"},
+		{"the webhook", list{a, b}, webhook, ""},
+		{"the webhook, one container", list{a}, webhook, "a"},
+		{"the pod source, a", list{a}, beside(b), ""},
+		{"the pod source, b", list{b}, beside(a), ""},
+		{"the pod source, equal containers", list{b}, beside(b), "b"},
 		{"without the pod source, a", list{a}, options{From: atNode}, "a"},
 		{"without the pod source, b", list{b}, options{From: atNode}, "b"},
 	} {

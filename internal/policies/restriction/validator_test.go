@@ -56,6 +56,7 @@ func TestValidate(t *testing.T) {
 	const admits, failed = " Admit  false", " Deny VALIDATOR_FAILED false"
 	const violated, unknownField = "a Deny RESTRICTION_VIOLATED false", "a Deny FIELD_UNKNOWN false"
 	reported := policies{admits, "a Deny RESTRICTION_VIOLATED true"}
+	both := policies{violated, "b Deny RESTRICTION_VIOLATED false"}
 	for _, c := range []struct {
 		name     string
 		options  restriction.Options
@@ -69,12 +70,7 @@ func TestValidate(t *testing.T) {
 		{"unknown here", node, policies{unprivileged}, subject(no, unknown), policies{unknownField}},
 		{"audit", node, policies{audit + noHostNetwork}, subject(yes, no), reported},
 		{"accepted", node, policies{host, accept + notPrivileged}, subject(yes, no), policies{"b Admit  false"}},
-		{
-			"two violated", node,
-			policies{host, unprivileged},
-			subject(yes, yes),
-			policies{violated, "b Deny RESTRICTION_VIOLATED false"},
-		},
+		{"two violated", node, policies{host, unprivileged}, subject(yes, yes), both},
 		{"sandbox", node, policies{unprivileged}, sandbox, policies{admits}},
 		{"no container", node, policies{unprivileged}, noContainer, policies{failed}},
 		{"no stage", node, policies{unprivileged}, noStage, policies{failed}},
