@@ -85,7 +85,7 @@ type Record struct {
 	// Unlisted means that no list of the runtime's images has contained the image since the record was made.
 	Unlisted bool `json:"unlisted,omitempty"`
 	// Gone is when the runtime's lists stopped containing the image although it was not removed through pullgate. Such a
-	// record proves nothing: it prevents a mark if the image comes back. The store keeps at most [MaxGone] of them.
+	// record only prevents a mark if the image comes back.
 	Gone time.Time `json:"gone,omitzero"`
 }
 
@@ -127,14 +127,12 @@ type Distrust struct {
 
 // Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
 type Facts struct {
-	Record      *Record   // nil if there is none
-	Mark        *Mark     // nil if there is none
-	LatestProof time.Time // the latest LastProved in the record
-	Intents     []Intent  // of the pair's repository, ordered by ID
-	// OtherRecords means that another repository has a record for the image ID that is not open to every pod.
-	OtherRecords bool
-	// OtherMarks means that another repository has a mark for the image ID, and that the store has been scanned.
-	OtherMarks bool
+	Record       *Record   // nil if there is none
+	Mark         *Mark     // nil if there is none
+	LatestProof  time.Time // the latest LastProved in the record
+	Intents      []Intent  // of the pair's repository, ordered by ID
+	OtherRecords bool      // another repository has a record for the image ID that is not open to every pod
+	OtherMarks   bool      // another repository has a mark for the image ID, and the store has been scanned
 	// Arriving means that the pair has neither record nor mark, and may have come with a [Creation] that is in the store.
 	Arriving bool
 }

@@ -114,8 +114,7 @@ func (t *facts) acceptable(pairs []Pair) (found Acceptable) {
 // Forgotten is what ForgetMarks removed, or would remove.
 type Forgotten struct {
 	Marks []Mark
-	// Open contains the pairs of the images of Marks that every pod can still use, because their record is open.
-	Open []Pair
+	Open  []Pair // those of the images of Marks that every pod can still use, because their record is open
 }
 
 // ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets one without proofs, so
@@ -161,8 +160,7 @@ func (t *facts) forgettable(of Selection) (found Forgotten) {
 type Selection struct {
 	ImageID    string
 	Repository string
-	// All selects every pair, and excludes the others.
-	All bool
+	All        bool // selects every pair, and excludes the others
 }
 
 // Empty reports whether the selection selects nothing.

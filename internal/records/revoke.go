@@ -60,8 +60,7 @@ type RevokedProof struct {
 type Revoked struct {
 	Proofs []RevokedProof
 	Closed []Pair // records that were open
-	// Marked contains the preloaded marks of the images of a whole revocation, under any repository. They stay.
-	Marked []Mark
+	Marked []Mark // those of the images of a whole revocation, under any repository; they stay
 }
 
 // Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs, so that

@@ -34,7 +34,7 @@ func (s *Store) Rotate(r Rotation) (bool, error) {
 	})
 }
 
-// Rotated returns the record that Rotate would write, and whether it differs. It is a deep copy.
+// Rotated returns a deep copy as Rotate would write it, and whether it differs.
 func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
 	next = r.clone()
 	if to.Credential == "" || to.Secret.UID == "" || !next.rotate(to) {
