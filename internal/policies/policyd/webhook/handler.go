@@ -136,7 +136,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodPost { // not from an API server, so it is not counted; pullgatectl doctor sends GET
 		w.Header().Set("Allow", http.MethodPost)
-		http.Error(w, "pullgate: the method must be POST", http.StatusMethodNotAllowed)
+		r := refuse(http.StatusMethodNotAllowed, "the method must be POST")
+		http.Error(w, r.text, r.status)
 		return
 	}
 	event := Event{Path: r.URL.Path}
