@@ -70,6 +70,8 @@ func TestRead(t *testing.T) {
 		"no template": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}}", err: "spec.template: Required"},
 		"not a template": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: " +
 			"x}}", err: "spec.template is not an object"},
+		"nested lists": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: " +
+			"[[{}]]}}", err: "spec.template[0] is not an object"},
 		"unknown in it": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: {spec: " +
 			"{hostPIDs: true}}}}", err: `spec.template: unknown field "spec.hostPIDs"`},
 		"in a list": {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Secret}]}", err: "items[0]: "},
