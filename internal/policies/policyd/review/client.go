@@ -35,12 +35,10 @@ const (
 	maxAttempts = 5 // how often a backend is asked in one review
 	// maxReview bounds a review without an earlier deadline. A kubelet waits 2 minutes for the creation of a container.
 	maxReview = 110 * time.Second
-	// maxPerNamespace is how many requests are sent for one namespace at the same time. Tenants choose images, and
-	// there may be some about which a backend takes long: they do not delay the reviews of other namespaces.
-	maxPerNamespace = 8
-	maxRequests     = maxConnections // how many requests are sent at the same time
-	// maxBody bounds the body of a request, in bytes. It is below what servers accept by default: a tenant chooses the
-	// size, and a backend that does not accept the body has failed.
+	// maxPerNamespace and maxRequests are how many requests are sent at the same time for one namespace, and for all.
+	// Images about which a backend takes long, which a tenant chooses, do not delay the reviews of other namespaces.
+	maxPerNamespace, maxRequests = 8, maxConnections
+	// maxBody bounds the body of a request, below what servers accept by default: a backend that refuses one has failed.
 	maxBody = 64 << 10
 	// maxWaiting and maxWaitingPerNamespace bound the bytes of requests; perRequest is what one takes beside its body.
 	maxWaiting, maxWaitingPerNamespace = 64 << 20, 8 << 20
@@ -417,10 +415,7 @@ func notAnswered(ctx context.Context, err error) error {
 
 func refused(resp *http.Response) error {
 	f := &failure{err: fmt.Errorf("status %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))}
-	switch resp.StatusCode {
-	case http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusGatewayTimeout:
-		f.again = true
-	}
+	f.again = slices.Contains([]int{429, 500, 504}, resp.StatusCode)
 	if after := resp.Header.Get("Retry-After"); after != "" && resp.StatusCode >= 400 {
 		f.again = true
 		if seconds, err := strconv.ParseUint(after, 10, 64); err == nil {

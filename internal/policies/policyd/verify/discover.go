@@ -252,8 +252,7 @@ func (r *run) note(at place, signer string, counts bool, reason string) {
 
 const (
 	maxHints = 8 // bounds how many of the digests of an image are tried
-	// maxEntries bounds how many entries of an index are followed, and maxDocuments those of all indexes. The
-	// platform decides, so that the first entry is nearly always the right one.
+	// The entries of an index that are followed, and those of all indexes. The first one is nearly always the right one.
 	maxEntries, maxDocuments = 4, 16
 	maxDepth                 = 3 // bounds how deep an index is nested
 )
@@ -334,8 +333,7 @@ func (r *run) references() []string {
 	return all
 }
 
-func unique(list []string) []string {
-	var all []string
+func unique(list []string) (all []string) {
 	for _, s := range list {
 		if !slices.Contains(all, s) {
 			all = append(all, s)

@@ -206,9 +206,8 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 
 const (
 	cacheSize = 1024 // how many results, and how many digests of tags, are kept for the webhook
-	// metFor is how long a result that admits is kept, and deniedFor one that denies: an image can be signed any time.
-	metFor, deniedFor = time.Hour, 10 * time.Second
-	tagFor            = 10 * time.Second // how long the digest of a tag is kept
+	// How long a result that admits is kept, one that denies, and the digest of a tag: an image can be signed any time.
+	metFor, deniedFor, tagFor = time.Hour, 10 * time.Second, 10 * time.Second
 )
 
 // A fact is what a result is about. The hash covers the trusted root; the repository is where signatures count.
