@@ -323,7 +323,7 @@ func (c *Client) retry(ctx context.Context, to *target, body []byte, note func(e
 		}
 		note(err)
 		select {
-		case <-time.After(pause):
+		case <-time.After(pause): //nolint:forbidigo // the garbage collector takes its timer
 		case <-ctx.Done():
 			return none, err
 		}

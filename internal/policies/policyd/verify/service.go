@@ -24,7 +24,10 @@ import (
 )
 
 // Met is the outcome for an image that meets the requirement, Failed that of a verification without a result.
-const Met, Failed = "met", "failed"
+const (
+	Met    = "met"
+	Failed = "failed"
+)
 
 // Outcomes returns all outcomes of the verification of one requirement: Met, Failed, and the reasons in lower case.
 func Outcomes() []string {

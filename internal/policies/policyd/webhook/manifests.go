@@ -37,8 +37,9 @@ var manifestText string
 
 // MaxCA is how many bytes of certificates are accepted, and MaxTrustedRoot how many of a trusted root.
 const (
-	maxConfigMap, MaxCA = 1 << 20, 1 << 20
-	MaxTrustedRoot      = maxConfigMap - 1<<10
+	MaxCA          = 1 << 20
+	maxConfigMap   = 1 << 20
+	MaxTrustedRoot = maxConfigMap - 1<<10
 )
 
 // ManifestPolicies are the policy files of a folder.

@@ -155,7 +155,7 @@ func New(o Options) (*Client, error) {
 		o.Count = func(string) {}
 	}
 	registries := lru.NewWithEvictionFunc(maxRegistries, func(_ lru.Key, r any) {
-		for _, h := range r.(*registryHosts).hosts { //nolint:forcetypeassert // it has nothing else
+		for _, h := range r.(*registryHosts).hosts { //nolint:errcheck,forcetypeassert // it has nothing else
 			h.transport.CloseIdleConnections()
 		}
 	})

@@ -28,7 +28,9 @@ const (
 	accepted    = ociIndex + ", " + ociManifest +
 		", application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json"
 	// What a list of referrers was found by, in the words of the field found_by of the policy API.
-	ByAPI, ByTag, ByFolder = "referrers", "fallback-tag", "bundles"
+	ByAPI    = "referrers"
+	ByTag    = "fallback-tag"
+	ByFolder = "bundles"
 )
 
 // A Repository reads one repository with one credential, for one goroutine.
