@@ -149,11 +149,16 @@ func reasonOf(err error) string {
 		err    error
 		reason string
 	}{
-		{errIdentity, requirement.IdentityMismatch}, {errNotSignature, requirement.SignatureMissing},
-		{errKind, requirement.SignatureMissing}, {errOther, requirement.AttestationMissing},
-		{errCondition, requirement.ConditionNotMet}, {registry.ErrUnavailable, requirement.RegistryUnavailable},
-		{registry.ErrDenied, requirement.RegistryDenied}, {registry.ErrTooLarge, requirement.LimitExceeded},
-		{registry.ErrMismatch, requirement.ContentMismatch}, {errOtherImage, requirement.ContentMismatch},
+		{errIdentity, requirement.IdentityMismatch},
+		{errNotSignature, requirement.SignatureMissing},
+		{errKind, requirement.SignatureMissing},
+		{errOther, requirement.AttestationMissing},
+		{errCondition, requirement.ConditionNotMet},
+		{registry.ErrUnavailable, requirement.RegistryUnavailable},
+		{registry.ErrDenied, requirement.RegistryDenied},
+		{registry.ErrTooLarge, requirement.LimitExceeded},
+		{registry.ErrMismatch, requirement.ContentMismatch},
+		{errOtherImage, requirement.ContentMismatch},
 		{registry.ErrNotFound, requirement.SignatureMissing},
 	} {
 		if errors.Is(err, known.err) {
