@@ -3,6 +3,7 @@ package gate_test
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -93,12 +94,13 @@ func TestStartWaitsForTheReadBack(t *testing.T) {
 	p.must(p.createAndStart(alice, id1, app)) // the image has other names now
 	for _, revealed := range []bool{false, true} {
 		read, answered := make(chan struct{}), make(chan struct{})
+		seen := sync.OnceFunc(func() { close(read) }) // a late start may read the container back once more
 		p.runtime.Do(func(r *criproxytest.Runtime) {
 			r.Rewrite = func(method string, answer []byte) []byte {
 				if method != "ListContainers" {
 					return answer
 				}
-				close(read)
+				seen()
 				<-answered
 				if revealed {
 					return []byte(strings.ReplaceAll(string(answer), id1, id2))
