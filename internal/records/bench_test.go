@@ -16,6 +16,28 @@ import (
 )
 
 // BenchmarkSettle settles 20,000 intents while pulls begin, and reports the longest duration of one Begin.
+func BenchmarkLookup(b *testing.B) {
+	all := fill(b)
+	path := filepath.Join(b.TempDir(), "records.db")
+	writeFile(b, path, all.content)
+	s, _ := open(b, path, records.Options{})
+	for i := 0; b.Loop(); i++ {
+		testkit.Value(s.Lookup(all.pairs[i%len(all.pairs)]))(b)
+	}
+}
+
+// BenchmarkBeginAndProve measures a pull: two transactions, each synced.
+func BenchmarkBeginAndProve(b *testing.B) {
+	all := fill(b)
+	path := filepath.Join(b.TempDir(), "records.db")
+	writeFile(b, path, all.content)
+	s, _ := open(b, path, records.Options{})
+	for i := 0; b.Loop(); i++ {
+		prove(b, s, records.Result{Pair: all.pairs[i%len(all.pairs)], Credential: alice})
+	}
+}
+
+// BenchmarkSettle settles 20,000 intents while pulls begin, and reports the longest duration of one Begin.
 func BenchmarkSettle(b *testing.B) {
 	var longest time.Duration
 	for b.Loop() {

@@ -2,9 +2,11 @@ package records_test
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -251,5 +253,109 @@ func TestEndorseRepairsTheFormat(t *testing.T) {
 	endorse(t, s, endorsement(pair(id1, app), signedByBoth))
 	if formatOf(t, s) != 2 {
 		t.Errorf("format = %d; want 2", formatOf(t, s))
+	}
+}
+
+// benchEndorsements is how many endorsements a large node may have.
+const benchEndorsements = 10_000
+
+func endorsedStore(tb testing.TB, n int) (path string, pairs []records.Pair) {
+	tb.Helper()
+	path = tb.TempDir() + "/records.db"
+	s, _, err := records.Open(path, records.Options{Now: noon()})
+	testkit.Must(tb, err)
+	var all []records.Endorsement
+	for i := range n {
+		p := pair(fmt.Sprintf("sha256:%064x", i), fmt.Sprintf("repo.test/team-%d/app", i%50))
+		pairs = append(pairs, p)
+		e := endorsement(p, "v1:"+strings.Repeat("0123456789abcdef", 4))
+		e.Digest = "sha256:" + strings.Repeat("fedcba9876543210", 4)
+		e.Signers = []string{"https://github.com/org/repository/.github/workflows/release.yaml@refs/heads/main " +
+			"(https://token.actions.githubusercontent.com)"}
+		all = append(all, e)
+	}
+	for batch := range slices.Chunk(all, 1000) {
+		endorse(tb, s, batch...)
+	}
+	closeStore(tb, s)
+	return path, pairs
+}
+
+func TestTenThousandEndorsementsAreSmall(t *testing.T) {
+	path, pairs := endorsedStore(t, benchEndorsements)
+	before := heap()
+	s, _ := open(t, path, records.Options{KeyExists: true})
+	for _, p := range pairs {
+		if len(s.Endorsements(p)) != 1 {
+			t.Fatalf("Endorsements(%v) = %v; want one", p, s.Endorsements(p))
+		}
+	}
+	grown := heap() - before
+	stats, err := s.Stats()
+	if err != nil || stats.Endorsements != len(pairs) {
+		t.Errorf("Stats = %+v, %v; want %d endorsements", stats, err, len(pairs))
+	}
+	// The file is in the memory of the process too, because it is mapped.
+	if total := grown + stats.Bytes; total > 20<<20 {
+		t.Errorf("%d bytes of the heap and a file of %d; want 20 MiB at most", grown, stats.Bytes)
+	}
+	t.Logf("%d bytes of the heap, a file of %d", grown, stats.Bytes)
+	runtime.KeepAlive(s)
+}
+
+func TestEndorsedFromMemoryAllocatesNothing(t *testing.T) {
+	if testkit.Raced {
+		t.Skip("the race detector allocates")
+	}
+	s := newStore(t)
+	e := endorsement(pair(id1, app), signedByTeam)
+	check := func(what string) {
+		if n := testing.AllocsPerRun(100, func() { s.Endorsed(e.Pair, signedByTeam) }); n > 0 {
+			t.Errorf("%s: %v allocations", what, n)
+		}
+	}
+	check("without endorsements")
+	endorse(t, s, e, endorsement(e.Pair, signedByBoth))
+	check("with endorsements")
+}
+
+func BenchmarkOpenWithEndorsements(b *testing.B) {
+	for _, n := range []int{0, benchEndorsements} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			path, _ := endorsedStore(b, n)
+			b.ReportAllocs()
+			for b.Loop() {
+				s, _, err := records.Open(path, records.Options{KeyExists: true})
+				testkit.Must(b, err)
+				closeStore(b, s)
+			}
+		})
+	}
+}
+
+func BenchmarkEndorsed(b *testing.B) {
+	path, pairs := endorsedStore(b, benchEndorsements)
+	requirement := "v1:" + strings.Repeat("0123456789abcdef", 4)
+	for name, of := range map[string][]records.Pair{"warm": pairs[:100], "cold": pairs} {
+		b.Run(name, func(b *testing.B) {
+			s, _ := open(b, path, records.Options{KeyExists: true})
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if _, ok := s.Endorsed(of[i%len(of)], requirement); !ok {
+					b.Fatal("not endorsed")
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkEndorse(b *testing.B) {
+	path, pairs := endorsedStore(b, benchEndorsements)
+	s, _ := open(b, path, records.Options{KeyExists: true})
+	began := time.Now()
+	for i := 0; b.Loop(); i++ {
+		e := endorsement(pairs[i%len(pairs)], signedByTeam)
+		e.At = began
+		endorse(b, s, e)
 	}
 }

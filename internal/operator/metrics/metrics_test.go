@@ -464,3 +464,19 @@ func TestConflictFieldsAreThoseOfAView(t *testing.T) {
 		t.Errorf("conflicts in\n%q\nwant\n%q", got, want)
 	}
 }
+
+func TestGaugesGoBothWays(t *testing.T) {
+	m := newMetrics()
+	m.UpstreamUp(false)
+	m.StoreDistrusted(false)
+	const want = `# HELP pullgate_upstream_up 1 while the runtime is connected, else 0.
+# TYPE pullgate_upstream_up gauge
+pullgate_upstream_up 0
+`
+	if err := testutil.GatherAndCompare(m.Registry(), strings.NewReader(want), "pullgate_upstream_up"); err != nil {
+		t.Error(err)
+	}
+	if all, err := testutil.GatherAndCount(m.Registry(), "pullgate_store_distrusted"); err != nil || all != 1 {
+		t.Errorf("pullgate_store_distrusted has %d series, %v; want 1", all, err)
+	}
+}
