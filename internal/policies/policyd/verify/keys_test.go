@@ -16,6 +16,7 @@ import (
 	"github.com/digitorus/pkcs7"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
+	protorekor "github.com/sigstore/protobuf-specs/gen/pb-go/rekor/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -52,10 +53,11 @@ func TestHugeKeysAreNotUsed(t *testing.T) {
 	logOf := func(signature any) map[string]any {
 		return map[string]any{"data": map[string]any{"hash": sigstoretest.SHA256Of(payloadOf("x"))}, "signature": signature}
 	}
-	inLog := a.Entry(t, "hashedrekord", logOf(map[string]any{
-		"content":   make([]byte, 18_000),
-		"publicKey": map[string]any{"content": public},
-	}), time.Now())
+	entryOf := func(text []byte) *protorekor.TransparencyLogEntry {
+		signature := map[string]any{"content": make([]byte, 18_000), "publicKey": map[string]any{"content": text}}
+		return a.Entry(t, "hashedrekord", logOf(signature), time.Now())
+	}
+	inLog := entryOf(public)
 
 	for name, attach := range map[string]func(m *memory, i image){
 		"certificate": func(m *memory, i image) {
@@ -73,6 +75,12 @@ func TestHugeKeysAreNotUsed(t *testing.T) {
 		"log entry": func(m *memory, i image) {
 			b := sigstoretest.KeyBundle(t, key, about(t, i.index))
 			b.VerificationMaterial.TlogEntries = append(b.VerificationMaterial.TlogEntries, inLog)
+			m.bundle(t, i.index, b)
+		},
+		"certificate in a log entry": func(m *memory, i image) {
+			b := sigstoretest.KeyBundle(t, key, about(t, i.index))
+			entry := entryOf(sigstoretest.CertificatePEM(huge))
+			b.VerificationMaterial.TlogEntries = append(b.VerificationMaterial.TlogEntries, entry)
 			m.bundle(t, i.index, b)
 		},
 		"log entry with a field that is there twice": func(m *memory, i image) {

@@ -241,7 +241,7 @@ func TestRequestLastsAfterTheBody(t *testing.T) {
 	server := httptest.NewServer(w)
 	defer server.Close()
 	body := pod("{containers: [{name: c, image: a}]}").body(t)
-	url := server.URL + webhook.ValidatePath + "?timeout=300ms"
+	url := server.URL + webhook.ValidatePath + "?timeout=5s" // enough to read the body on a loaded machine
 	answer, err := server.Client().Post(url, "application/json", bytes.NewReader(body))
 	testkit.Must(t, err)
 	defer func() { _ = answer.Body.Close() }()
