@@ -107,18 +107,9 @@ func podOf(api *corev1.Pod) *Pod {
 		annotations: hash(api.Annotations),
 		ended:       api.Status.Phase == corev1.PodSucceeded || api.Status.Phase == corev1.PodFailed,
 	}
-	for _, list := range [][]corev1.Container{api.Spec.InitContainers, api.Spec.Containers} {
-		for i := range list {
-			p.use(list[i].Name, list[i].Image, list[i].ImagePullPolicy)
-		}
-	}
-	for i := range api.Spec.EphemeralContainers {
-		c := &api.Spec.EphemeralContainers[i]
-		p.use(c.Name, c.Image, c.ImagePullPolicy)
-	}
-	for i := range api.Spec.Volumes {
-		if v := &api.Spec.Volumes[i]; v.Image != nil {
-			p.use("", v.Image.Reference, v.Image.PullPolicy)
+	for _, i := range podfile.ImagesOf(&api.Spec) {
+		if ref := imageref.New(i.Name); ref.Parsed() && len(p.uses) < maxUses {
+			p.uses = append(p.uses, Use{i.Container, ref, string(i.PullPolicy)})
 		}
 	}
 	for _, s := range api.Spec.ImagePullSecrets {
@@ -131,12 +122,6 @@ func podOf(api *corev1.Pod) *Pod {
 		}
 	}
 	return p
-}
-
-func (p *Pod) use(container, image string, policy corev1.PullPolicy) {
-	if ref := imageref.New(image); ref.Parsed() && len(p.uses) < maxUses {
-		p.uses = append(p.uses, Use{container, ref, string(policy)})
-	}
 }
 
 // hash returns one value for all annotations except those that a kubelet overwrites: annotations can be large.

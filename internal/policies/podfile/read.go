@@ -171,16 +171,22 @@ func podOf(p corev1.Pod, kind string) (Pod, error) {
 }
 
 // An Image is an image that a pod uses. Container is "" if a volume uses it.
-type Image struct{ Container, Name string }
+type Image struct {
+	Container, Name string
+	PullPolicy      corev1.PullPolicy
+}
 
 // Images returns the images that the pod uses.
-func (p Pod) Images() (images []Image) {
-	for _, c := range containersOf(&p.api.Spec) {
-		images = append(images, Image{c.Name, c.Image})
+func (p Pod) Images() []Image { return ImagesOf(&p.api.Spec) }
+
+// ImagesOf returns the images that a pod uses, in the order of its spec.
+func ImagesOf(s *corev1.PodSpec) (images []Image) {
+	for _, c := range containersOf(s) {
+		images = append(images, Image{c.Name, c.Image, c.ImagePullPolicy})
 	}
-	for _, v := range p.api.Spec.Volumes {
+	for _, v := range s.Volumes {
 		if v.Image != nil {
-			images = append(images, Image{"", v.Image.Reference})
+			images = append(images, Image{"", v.Image.Reference, v.Image.PullPolicy})
 		}
 	}
 	return images
