@@ -94,14 +94,6 @@ func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
 	}
 }
 
-// damage makes the value of a key unreadable, and opens the store again.
-func damage(tb testing.TB, path string, s **records.Store, key []byte) {
-	tb.Helper()
-	closeStore(tb, *s)
-	testkit.Must(tb, testkit.Damage(path, string(key)))
-	*s, _ = open(tb, path, records.Options{})
-}
-
 // key is the key of a pair in the buckets records and marks.
 func key(p records.Pair) []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
 

@@ -27,7 +27,10 @@ const (
 	ociManifest = ocispec.MediaTypeImageManifest
 	accepted    = ociIndex + ", " + ociManifest +
 		", application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json"
-	// What a list of referrers was found by, in the words of the field found_by of the policy API.
+)
+
+// How a list of referrers was found, in the words of the field found_by of the policy API.
+const (
 	ByAPI    = "referrers"
 	ByTag    = "fallback-tag"
 	ByFolder = "bundles"
