@@ -26,6 +26,7 @@ type Answer struct {
 // A Failure is a way not to answer.
 type Failure int
 
+// The failures.
 const (
 	None            Failure = iota
 	Hang                    // no answer at all
