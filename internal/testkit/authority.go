@@ -83,7 +83,10 @@ func sign(template *x509.Certificate, until time.Time, by *Authority) ([]byte, *
 	if until.IsZero() {
 		until = time.Now().Add(24 * time.Hour)
 	}
-	template.NotBefore, template.NotAfter = until.Add(-48*time.Hour), until
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), until
+	if until.Before(time.Now()) {
+		template.NotBefore = until.Add(-time.Hour)
+	}
 	if by == nil {
 		by = &Authority{template, key}
 	}
