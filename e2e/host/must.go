@@ -25,6 +25,6 @@ func Catch(err *error) {
 		if !ok {
 			panic(r)
 		}
-		*err = f.error
+		*err = errors.Join(*err, f.error)
 	}
 }

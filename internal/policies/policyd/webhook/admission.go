@@ -433,7 +433,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		a := h.restrictions(ctx, q, pod, old)
 		if a.denies() {
 			if len(templates) > 1 {
-				a.text = t.At + ": "
+				a.text = t.At + ": " + a.text
 			}
 			return a
 		}

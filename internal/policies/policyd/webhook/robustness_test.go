@@ -161,8 +161,10 @@ func TestManyParts(t *testing.T) {
 	q := wrap("{}")["groupsofpods.example.com"]
 	q.object = "{spec: " + spec + "}"
 	w = newWorld(t, webhook.Options{Templates: templates()}) // admits the first template
-	if got := message(w.ask(t, q)); !strings.HasPrefix(got, "422 ") {
-		t.Errorf("two templates with 501 containers each: %q; want a denial", got)
+	got := message(w.ask(t, q))
+	if !strings.HasPrefix(got, "422 ") || !strings.HasSuffix(got, "].template: the object has more than 1000 containers, "+
+		"1000 volumes or 10000 mounts") {
+		t.Errorf("two templates with 501 containers each: %q; want a denial with the place and the reason", got)
 	}
 }
 

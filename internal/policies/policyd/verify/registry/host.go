@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -141,6 +142,7 @@ type Client struct {
 	options Options
 	dial    func(d *net.Dialer, ctx context.Context, network, address string) (net.Conn, error) // replaced in tests
 
+	mu         sync.Mutex // one set of hosts and connections is made for each registry
 	registries *lru.Cache // of *registryHosts by registry as it is named in references
 }
 
@@ -186,6 +188,8 @@ func (c *Client) hosts(domain string) ([]*host, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	value, _ := c.registries.Get(domain)
 	if known, ok := value.(*registryHosts); ok && known.sum == fresh.sum {
 		return known.hosts, nil
