@@ -15,6 +15,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
@@ -88,7 +89,7 @@ func (p *policies) fields() []string {
 	}
 	used := policyfiles.Restrictions(p.set).Restricted()
 	if len(policyfiles.BackendsOf(p.set)) > 0 {
-		used = append(used, reviewedFields()...)
+		used = append(used, podsource.ReviewAnnotations, "spec.spec.containers[].image[]", "spec.spec.volumes[]")
 	}
 	return used
 }

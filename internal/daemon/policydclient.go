@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -90,10 +89,6 @@ func (d *policydClient) keep(backends []policyfiles.Backend) {
 
 // settleTime is the time after which policy files, which may be being written, are read again when policyd has others.
 const settleTime = 250 * time.Millisecond
-
-func reviewedFields() []string {
-	return []string{podsource.ReviewAnnotations, "spec.spec.containers[].image[]", "spec.spec.volumes[]"}
-}
 
 // reviewBy returns the validator that asks the backends of a set, which can be nil.
 func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {

@@ -69,7 +69,8 @@ func (t *facts) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair
 
 func (t *tx) mark(pairs []Pair, origin string, now time.Time) {
 	for _, p := range pairs {
-		t.putMark(Mark{Pair: p, Set: now, Origin: origin})
+		t.put(bucketMarks, p.key(), Mark{Pair: p, Set: now, Origin: origin})
+		t.count(p)
 	}
 }
 

@@ -157,11 +157,6 @@ func (t *tx) count(p Pair) {
 // rewriteRecord is putRecord for a write that says nothing new about the image: Prune need not spare the record.
 func (t *tx) rewriteRecord(r Record) { t.put(bucketRecords, r.Pair.key(), r) }
 
-func (t *tx) putMark(m Mark) {
-	t.put(bucketMarks, m.Pair.key(), m)
-	t.count(m.Pair)
-}
-
 func (t *tx) deleteMark(p Pair) { t.remove(bucketMarks, p.key()) }
 
 func (t *tx) deleteIntent(in Intent) { t.remove(bucketIntents, in.key()) }

@@ -155,7 +155,7 @@ func (r *run) mapping(path string, in any, out reflect.Value) {
 		index, known := t.index[name]
 		switch {
 		case known:
-			r.value(m.pathOf(name), v, out.FieldByIndex(index))
+			r.value(child(m.path, m.written.Name(name)), v, out.FieldByIndex(index))
 		case !r.Lenient:
 			r.unknown(path, name, t.names)
 		}

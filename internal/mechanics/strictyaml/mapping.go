@@ -39,10 +39,6 @@ func (m *Mapping) Errorf(name, format string, args ...any) {
 	m.run.errorf("%s: "+format, append([]any{child(m.path, name)}, args...)...)
 }
 
-func (m *Mapping) pathOf(name string) string {
-	return child(m.path, m.written.Name(name))
-}
-
 // A Written is a field of a struct that has renamed fields. It receives the names that the document has for them.
 type Written map[string]string
 
