@@ -1,6 +1,7 @@
 package records_test
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -112,6 +113,45 @@ func wantFormatOfContent(tb testing.TB, s *records.Store, what string) {
 	}
 	if got := formatOf(tb, s); got != want {
 		tb.Errorf("%s: format %d; want %d", what, got, want)
+	}
+}
+
+// A value that is damaged, or under another key as after a flipped bit, endorses nothing.
+func TestDamagedAndMovedEndorsementsDoNotCount(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	damaged, sound := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id1, app), signedByBoth)
+	moved, to := endorsement(pair(id1, other), signedByTeam), pair(id2, other)
+	endorse(t, s, damaged, sound, moved)
+	closeStore(t, s)
+	keyOf := func(p records.Pair) []byte { return append(key(p), "\x00"+signedByTeam...) }
+	testkit.Must(t, testkit.Damage(path, string(keyOf(damaged.Pair))))
+	moveKey(t, path, "endorsements", keyOf(moved.Pair), keyOf(to))
+	s, _ = open(t, path, records.Options{})
+	for _, p := range []records.Pair{damaged.Pair, moved.Pair, to} {
+		if got, ok := s.Endorsed(p, signedByTeam); ok {
+			t.Errorf("Endorsed(%v) = %+v; want none", p, got)
+		}
+	}
+	testkit.Equal(t, "Endorsements", s.Endorsements(damaged.Pair), []records.Endorsement{sound})
+	endorse(t, s, damaged) // verified again
+	testkit.Equal(t, "Endorsements", s.Endorsements(damaged.Pair), []records.Endorsement{sound, damaged})
+}
+
+func TestEndorsedIsOfTheLastWrite(t *testing.T) {
+	e, disk := endorsement(pair(id1, app), signedByTeam), errors.New("disk")
+	s := newStore(t)
+	endorse(t, s, e)
+	s.OnWrite(func(records.WriteAt, []byte, int64) (int, error) { return 0, disk })
+	if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); !errors.Is(err, disk) {
+		t.Errorf("RevokeEndorsements = %v; want the error of the disk", err)
+	}
+	if _, ok := s.Endorsed(e.Pair, signedByTeam); !ok {
+		t.Error("Endorsed after a revocation that failed = false; want what is on disk")
+	}
+	closeStore(t, s)
+	if _, ok := s.Endorsed(e.Pair, signedByTeam); ok {
+		t.Error("Endorsed in a closed store = true")
 	}
 }
 

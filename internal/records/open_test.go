@@ -405,6 +405,10 @@ func TestOpenThatFailsLeavesOneCopy(t *testing.T) {
 	wantFiles(t, path, filepath.Base(path), filepath.Base(path)+".copy")
 	s, report := open(t, path, records.Options{})
 	wantFiles(t, path, filepath.Base(path), filepath.Base(report.SetAside))
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice, At: at(9)})
+	if r := lookup(t, s, pair(id1, app)).Record; r.Open || !r.Created.Equal(at(9)) || len(r.Proofs) != 1 {
+		t.Errorf("record = %+v; want a new one, with nothing of the damaged one", r)
+	}
 	closeStore(t, s)
 }
 
