@@ -575,6 +575,20 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 	}
 }
 
+func TestTenThousandImagesAreListedPageByPage(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	const n = 10_000
+	w.node.do(func(on *node) {
+		for i := range n {
+			on.images = append(on.images, numbered(i))
+		}
+	})
+	must(t, w.tracker.Sync(t.Context()))
+	if got := w.images(nil, 1000); len(got) != n || !slices.IsSorted(ids(got)) {
+		t.Errorf("%d images; want %d in order", len(got), n)
+	}
+}
+
 // podRows returns the rows of ListPods in pages of two, each as one line.
 func (w *world) podRows(denied bool) (rows []string) {
 	w.t.Helper()

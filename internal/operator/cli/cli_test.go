@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -209,6 +210,11 @@ func TestMessagesAreSafeAndComplete(t *testing.T) {
 	}
 }
 
+func TestYAMLQuotesStringsOfOtherTypes(t *testing.T) {
+	out := testkit.Value(cli.YAML(&adminv1.Mark{Pair: &adminv1.Pair{ImageId: "7", Repository: "no"}}))(t)
+	testkit.Equal(t, "YAML", string(out), "origin: \"\"\npair:\n  imageId: \"7\"\n  repository: \"no\"\n")
+}
+
 func TestPageMakesEverythingSafe(t *testing.T) {
 	for _, colours := range []bool{false, true} {
 		p := &cli.Page{Colours: colours}
@@ -229,6 +235,21 @@ func TestPageMakesEverythingSafe(t *testing.T) {
 		if got := strings.ReplaceAll(out, "\n", ""); cli.Safe(got) != got {
 			t.Errorf("the page holds\n%q", out)
 		}
+	}
+}
+
+func TestTheSameAnswerIsTheSameText(t *testing.T) {
+	image := &adminv1.Image{
+		Untracked: []string{"b", "a", "c"}, Marks: []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}},
+	}
+	first := ""
+	for range 20 {
+		p := &cli.Page{Now: time.Unix(0, 0).UTC()}
+		p.Images(&adminv1.ListImagesResponse{Images: []*adminv1.Image{image}})
+		p.Image(image)
+		text := string(p.Take())
+		first = cmp.Or(first, text)
+		testkit.Equal(t, "another time", text, first)
 	}
 }
 

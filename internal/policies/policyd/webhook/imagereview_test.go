@@ -11,6 +11,7 @@ import (
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const imageReview = `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1"`
@@ -35,6 +36,15 @@ func (w *world) reviewImages(t *testing.T, namespace string, images ...string) i
 		t.Errorf("answer %+v; want a reason for a denial only, and nothing of the request", review)
 	}
 	return review.Status
+}
+
+// The answer has nothing that the backend's caller has sent, except the names of denied images.
+func TestImageReviewAnswer(t *testing.T) {
+	body := imageReview + `,"spec":{"containers":[{"image":"a"}]},"status":{"allowed":false}}`
+	answer := newWorld(t, webhook.Options{}).post(t.Context(), webhook.ImageReviewPath, []byte(body))
+	testkit.Equal(t, "answer", answer.Body.String(),
+		imageReview+`,"metadata":{},"spec":{},"status":{"allowed":true}}`)
+	testkit.Equal(t, "Content-Type", answer.Header().Get("Content-Type"), "application/json")
 }
 
 func TestImageReview(t *testing.T) {
