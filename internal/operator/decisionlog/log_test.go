@@ -278,6 +278,42 @@ func TestRotationLosesNoLine(t *testing.T) {
 	}
 }
 
+// To be run under the race detector too.
+func TestRecordReopenAndRunAtOnce(t *testing.T) {
+	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
+	l.run()
+	const writers, each = 8, 300
+	var all sync.WaitGroup
+	for range writers {
+		all.Go(func() {
+			for i := range each {
+				l.Record(named(i))
+			}
+		})
+	}
+	for range 2 {
+		all.Go(func() {
+			for range 20 {
+				if err := l.Reopen(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	l.stop()
+	lines, counted := l.lines(), uint64(0)
+	for _, line := range lines {
+		n, _ := line["dropped"].(float64)
+		counted += uint64(n)
+	}
+	// No line follows drops after the last line, so they are in no line.
+	if n := uint64(len(lines)) + l.dropped.Load(); n != writers*each || counted > l.dropped.Load() {
+		t.Errorf("%d lines and %d dropped, of which lines count %d; want %d in all", len(lines), l.dropped.Load(), counted,
+			writers*each)
+	}
+}
+
 func TestOpenMakesAFileForItsOwnerAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.log")
 	newLog(t, path).close()

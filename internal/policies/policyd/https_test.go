@@ -191,6 +191,17 @@ metadata: {name: no-host-network}
 spec: {spec: {securityContext: {hostNetwork: {require: false}}}}
 `
 
+func TestHTTPSWithoutNode(t *testing.T) {
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(issue(t, ca))
+	p.config.Node.Listen, p.config.Policies = "", ""
+	p.start()
+	if text := p.judge(trusting(ca), appPod); !strings.Contains(text, `"allowed":true`) || p.at.Node != "" {
+		t.Errorf("without policies: %s; want an admission, and no node server at %q", text, p.at.Node)
+	}
+}
+
 func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for limits and intervals")
