@@ -114,12 +114,15 @@ func TestWithoutPolicyd(t *testing.T) {
 			}
 			w.must(c.repair(w))
 			each(denied)
+			w.logged(map[string]int{
+				`"reason":"REVIEW_DENIED"`: 6, `"reason":"REVIEW_UNAVAILABLE"`: 3 - int(want), `"failedOpen":true`: int(want),
+			})
 		})
 	}
 }
 
-// A pullgate-policyd that has done nothing needs little memory.
-func TestIdleMemory(t *testing.T) {
+// A pullgate-policyd that has done nothing needs little memory. A backend is not asked again about what it has allowed.
+func TestIdleMemoryAndCachedAnswers(t *testing.T) {
 	const most = 40 << 20
 	b := reviewbackend.New(t)
 	w := start(t, func(w *world) { w.file("main", b, "defaultAllow: false") }, app)
@@ -130,4 +133,18 @@ func TestIdleMemory(t *testing.T) {
 	if t.Logf("%d MB", u.Resident>>20); u.Resident > most {
 		t.Errorf("pullgate-policyd has %d MB of memory; want at most %d", u.Resident>>20, most>>20)
 	}
+	var creations sync.WaitGroup
+	for range 50 {
+		p := w.kubelet.Pod("a")
+		creations.Go(func() {
+			if denial := w.create(p, app); denial != "" {
+				t.Error(denial)
+			}
+		})
+	}
+	creations.Wait()
+	if n := len(b.Requests()); n != 1 {
+		t.Errorf("the backend was asked %d times; want once", n)
+	}
+	w.logged(map[string]int{`"validator":"review","policy":"main","answer":"Admit"`: 51})
 }

@@ -5,6 +5,8 @@ package reviews_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -73,4 +75,18 @@ func (w *world) must(err error) {
 func (w *world) failedOpen() float64 {
 	w.Helper()
 	return testkit.Value(w.gate.Metric("pullgate_admission_failed_open_total", `validator="review"`))(w)
+}
+
+// logged stops pullgated and checks how many lines of the decision log contain a text.
+func (w *world) logged(want map[string]int) {
+	w.Helper()
+	w.must(w.gate.Stop())
+	log := testkit.Value(os.ReadFile(filepath.Join(w.dir, "decisions.log")))(w)
+	for text, n := range want {
+		lines := strings.Split(string(log), "\n")
+		lines = slices.DeleteFunc(lines, func(l string) bool { return !strings.Contains(l, text) })
+		if len(lines) != n {
+			w.Errorf("the decision log has %d lines with %s; want %d:\n%s", len(lines), text, n, log)
+		}
+	}
 }
