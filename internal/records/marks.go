@@ -20,7 +20,11 @@ type Scan struct {
 // MarkPreloaded marks the pairs of the scan that are due, and returns them. A pair is due if the store is trusted and
 // has nothing about it or other repositories of the image, no pull with an intent may have brought the image under any
 // of its names, and the list of every [Creation] has the pair. Pairs contains every pair of an image, or none.
+// Without a change it waits for no other write, since scans hold the turn of the tracker.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
+	if due, err := s.Due(sc.Pairs, sc.Brought); err != nil || len(due) == 0 && !sc.First {
+		return nil, err
+	}
 	return write(s, "write preloaded marks", crashpoint.Mark, func(t *tx) []Pair {
 		if t.meta.distrust != nil {
 			return nil

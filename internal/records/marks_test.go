@@ -1,7 +1,9 @@
 package records_test
 
 import (
+	"sync"
 	"testing"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -28,6 +30,33 @@ func TestDueInDistrustIsWhatTheNextScanMarks(t *testing.T) {
 	if got := mark(t, s, both...); len(got) != 1 || got[0] != due[0] {
 		t.Errorf("MarkPreloaded = %v; want %v", got, due)
 	}
+}
+
+func TestScanThatMarksNothingWaitsForNoWrite(t *testing.T) {
+	s := newStore(t)
+	firstScan(t, s)
+	writing, release := make(chan struct{}), make(chan struct{})
+	begun := sync.OnceFunc(func() { close(writing) })
+	s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) {
+		begun()
+		<-release
+		return write(b, at)
+	})
+	var both sync.WaitGroup
+	both.Go(func() { endorse(t, s, endorsement(pair(id1, app), signedByTeam)) })
+	<-writing
+	scanned := make(chan struct{})
+	both.Go(func() {
+		mark(t, s)
+		close(scanned)
+	})
+	select {
+	case <-scanned:
+	case <-time.After(10 * time.Second):
+		t.Error("MarkPreloaded waits for the write of an endorsement")
+	}
+	close(release)
+	both.Wait()
 }
 
 // firstScan makes the first scan of a node without images.

@@ -24,11 +24,7 @@ func (t *Tracker) scan(ctx context.Context) {
 	if !s.unchanged() {
 		return
 	}
-	// A scan that would mark nothing must not wait for the disk in its turn.
-	due, err := t.store.Due(s.Pairs, s.Brought)
-	if err == nil && (s.First || len(due) > 0) {
-		due, err = t.store.MarkPreloaded(s.Scan)
-	}
+	due, err := t.store.MarkPreloaded(s.Scan)
 	if err != nil {
 		t.log.Error(err, "Failed to write preloaded marks: the images need proof")
 		return

@@ -33,6 +33,10 @@ type namespace struct {
 	size    int // bytes of their content
 }
 
+func (n *namespace) delay(now time.Time) time.Duration {
+	return n.paid.Add(-(burst - 1) * pace).Sub(now)
+}
+
 // A fairQueue contains the Secrets that have to be read. Namespaces take turns, so that a namespace with many Secrets
 // delays the others by one read each time. The zero value is empty. A fairQueue has no lock. Its invariants are:
 //
@@ -84,7 +88,7 @@ func (q *fairQueue) pop(now time.Time) (*secret, time.Duration) {
 		u = urgencies - 1 - u
 		for turn := q.turns[u].Front(); turn != nil; turn = turn.Next() {
 			n := turn.Value.(*namespace) //nolint:forcetypeassert,errcheck // turns holds nothing else
-			if d := n.paid.Add(-(burst - 1) * pace).Sub(now); d > 0 {
+			if d := n.delay(now); d > 0 {
 				wait = min(wait, d)
 				continue
 			}

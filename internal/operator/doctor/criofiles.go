@@ -21,9 +21,7 @@ const provider = "crio-credential-provider"
 // namespace: files in a directory for them, or the plugin that writes such files among the kubelet's credential
 // providers. unread are the errors of what could not be read.
 func (h Host) NamespaceCredentials() (found []string, unread []error) {
-	files := slices.Concat([]string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"},
-		h.glob("/etc/crio/crio.conf.d/*"), h.startedBy("crio"))
-	for _, dir := range h.values(authDir, files, defaultAuthDir) {
+	for _, dir := range h.authDirs() {
 		entries, err := os.ReadDir(h.Path(dir))
 		switch {
 		case err != nil && !os.IsNotExist(err):
@@ -72,6 +70,11 @@ var (
 	authDir        = regexp.MustCompile(`(?i)namespaced[-_]auth[-_]dir["']?[\s=]+["']?(/[^\s"']*)`)
 	providerConfig = regexp.MustCompile(`image-credential-provider-config["']?[\s=]+["']?(/[^\s"']*)`)
 )
+
+func (h Host) authDirs() []string {
+	files := []string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"}
+	return h.values(authDir, slices.Concat(files, h.glob("/etc/crio/crio.conf.d/*"), h.startedBy("crio")), defaultAuthDir)
+}
 
 func (h Host) providerConfigs() (files []string) {
 	settings := []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"}

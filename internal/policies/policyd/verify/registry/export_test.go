@@ -16,3 +16,12 @@ func SetDial(c *Client, dial func(d *net.Dialer, ctx context.Context, network, a
 
 // Grow is grow.
 func (r *Reservation) Grow(ctx context.Context, size int64) error { return r.grow(ctx, size) }
+
+// Hosts is hosts, and returns the first one.
+func (c *Client) Hosts(domain string) (any, error) {
+	hosts, err := c.hosts(domain)
+	if err != nil {
+		return nil, err
+	}
+	return hosts[0], nil
+}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -454,5 +455,28 @@ func TestUntrustedHostsTellErrorsNotApart(t *testing.T) {
 				t.Errorf("%s: %v; want ErrUnavailable alone", target, err)
 			}
 		}
+	}
+}
+
+// Verifications that begin together share the connections to a registry, and so their number is bounded.
+func TestHostsAreMadeOnce(t *testing.T) {
+	for range 50 {
+		c := testkit.Value(registry.New(registry.Options{}))(t)
+		var all sync.WaitGroup
+		var made sync.Map
+		for range 8 {
+			all.Go(func() {
+				host, err := c.Hosts("registry.test")
+				if made.Store(host, true); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		n := 0
+		for range made.Range {
+			n++
+		}
+		testkit.Equal(t, "sets of hosts", n, 1)
 	}
 }
