@@ -1,6 +1,7 @@
 package records_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -50,9 +51,11 @@ func TestScanThatMarksNothingWaitsForNoWrite(t *testing.T) {
 		mark(t, s)
 		close(scanned)
 	})
+	limit, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
 	select {
 	case <-scanned:
-	case <-time.After(10 * time.Second):
+	case <-limit.Done():
 		t.Error("MarkPreloaded waits for the write of an endorsement")
 	}
 	close(release)
