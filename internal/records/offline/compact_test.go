@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -149,7 +150,8 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 				case <-stop:
 					ended <- nil
 					return
-				default:
+				// Without a pause the two keep the lock for longer than Open waits.
+				case <-time.NewTimer(20 * time.Millisecond).C:
 				}
 				if _, err := offline.Compact(t.Context(), path); err != nil {
 					ended <- err
@@ -158,7 +160,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 			}
 		}()
 	}
-	const writes = 30
+	const writes = 90
 	for n := range writes {
 		s, report, err := records.Open(path, records.Options{KeyExists: true})
 		if err != nil || report != (records.Report{}) {
