@@ -16,22 +16,48 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// A kind of node: which kubelet in front of which runtime.
-type kind struct{ kubelet, runtime string }
+// A kind of node: which kubelet in front of which runtime, and whether it has the pod source.
+type kind struct {
+	release, runtime string
+	source           bool
+}
 
-// mainNode (make e2e) runs every scenario, with and without the pod source; others what depends on kubelet and runtime.
-func mainNode() kind { return kind{kubelet134, containerd16} }
-
+// The nodes: every pair of kubelet and containerd, the first of each kubelet once more with the pod source.
 func nodes() []kind {
 	return []kind{
-		{kubelet130, containerd24},
-		{kubelet136, containerd24},
-		mainNode(),
-		{kubelet130, containerd16},
-		{kubelet134, containerd24},
-		{kubelet136, containerd16},
-		{kubelet134, asCRIO},
+		{kubelet130, containerd24, false},
+		{kubelet136, containerd24, false},
+		{kubelet130, containerd24, true},
+		{kubelet136, containerd24, true},
+		{kubelet134, containerd16, false},
+		{kubelet134, containerd16, true},
+		{kubelet130, containerd16, false},
+		{kubelet134, containerd24, false},
+		{kubelet136, containerd16, false},
+		{kubelet134, asCRIO, false},
 	}
+}
+
+// isMain reports whether the node is one of make e2e, which run every scenario; others what depends on kubelet and
+// runtime.
+func (k kind) isMain() bool { return k.release == kubelet134 && k.runtime == containerd16 }
+
+// firstOfKubelet reports whether the node also runs what depends on the kubelet alone.
+func (k kind) firstOfKubelet() bool {
+	return k.isMain() || k.release != kubelet134 && k.runtime == containerd24
+}
+
+// mountsImages reports whether the node has image volumes: by default from kubelet 1.35 and containerd 2.1 on.
+func (k kind) mountsImages() bool { return k.release == kubelet136 && k.runtime == containerd24 }
+
+// verifiesItself reports whether the kubelet verifies credentials itself, unless it is configured not to.
+func (k kind) verifiesItself() bool { return k.release == kubelet136 }
+
+func (k kind) String() string {
+	if k.source {
+		return k.release + "/" + k.runtime + "/source"
+	}
+	return k.release + "/" + k.runtime
 }
 
 // atOnce is how many nodes run at once: with more, two cores are too slow for the scenarios.
@@ -39,29 +65,22 @@ const atOnce = 3
 
 // TestNode runs the scenarios on nodes side by side. Environment variables select: KUBELET and RUNTIME the nodes by a
 // pattern, SCENARIO the scenarios by a pattern of their names ("control" always runs). With neither of the first two,
-// NODES=matrix selects all nodes but mainNode, and nothing selects mainNode.
+// NODES=matrix selects all nodes but the main ones, and nothing selects these.
 func TestNode(t *testing.T) {
 	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
 	turns, chosen := make(chan struct{}, atOnce), 0
 	var all sync.WaitGroup
 	for _, k := range nodes() {
 		switch {
-		case kubelet+runtime == "" && (k == mainNode()) == matrix:
+		case kubelet+runtime == "" && k.isMain() == matrix:
 			continue
-		case !whole(kubelet).MatchString(k.kubelet) || !whole(runtime).MatchString(k.runtime):
+		case !whole(kubelet).MatchString(k.release) || !whole(runtime).MatchString(k.runtime):
 			continue
 		}
 		chosen++
 		turns <- struct{}{}
 		all.Go(func() {
-			t.Run(k.kubelet+"/"+k.runtime, func(t *testing.T) {
-				m := newMachine(t, k.kubelet, k.runtime)
-				if k.runtime == asCRIO {
-					testNodeAsCRIO(t, m)
-					return
-				}
-				testNode(t, m)
-			})
+			t.Run(k.String(), func(t *testing.T) { testNode(t, newMachine(t, k)) })
 			<-turns
 		})
 	}
@@ -81,10 +100,28 @@ type testCase struct {
 	run  func(*scenario)
 }
 
-// testNode runs the scenarios of one node: without pullgate, with it, and on mainNode with the pod source.
+// testNode runs the scenarios of one node.
 func testNode(t *testing.T, m *machine) {
 	t.Helper()
 	m.protectInUse(t)
+	switch {
+	case m.runtime == asCRIO:
+		m.asCRIO(t)
+	case m.source:
+		m.withPodSource(t)
+	default:
+		m.withoutPodSource(t)
+	}
+	if m.ran == 0 {
+		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
+	}
+	page, err := m.gate.Scrape()
+	testkit.Must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
+}
+
+func (m *machine) withoutPodSource(t *testing.T) {
+	t.Helper()
+	m.runParallel(t, "together", m.together())
 	// These test cases affect the whole node.
 	first := m.firstOfKubelet() || everyPair()
 	m.runIf(t, m.isMain(), testCase{"expiry", expiry})
@@ -94,19 +131,11 @@ func testNode(t *testing.T, m *machine) {
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"scanned", scanned})
 	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts})
 	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
-	if m.firstOfKubelet() {
-		m.withPodSource(t)
-	}
 	m.runIf(t, true, testCase{"collected", collected})     // takes what is preloaded with it
 	m.runIf(t, m.mountsImages(), testCase{"views", views}) // ends the node: the kubelet gets another runtime
-	if m.ran == 0 {
-		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
-	}
-	page, err := m.gate.Scrape()
-	testkit.Must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
 }
 
-// protectInUse runs the scenarios without pullgate, installs it, and runs those that do not disturb each other.
+// protectInUse runs the scenarios without pullgate, and installs it.
 func (m *machine) protectInUse(t *testing.T) {
 	t.Helper()
 	// At first nothing protects it.
@@ -116,9 +145,7 @@ func (m *machine) protectInUse(t *testing.T) {
 
 	// Then pullgate is installed, beside images that are on the node by then.
 	m.needs(t, testCase{"installed", installed}, "without pullgated before the kubelet the rest is not protected")
-	m.runIf(t, true, testCase{"preloaded", preloaded})
-
-	m.runParallel(t, "together", m.together())
+	m.runIf(t, !m.source, testCase{"preloaded", preloaded})
 }
 
 // needs runs a test case without which the following ones say nothing, whatever SCENARIO selects.
@@ -129,18 +156,10 @@ func (m *machine) needs(t *testing.T, one testCase, why string) {
 	}
 }
 
-// firstOfKubelet reports whether the node also runs what depends on the kubelet alone: the pod source.
-func (m *machine) firstOfKubelet() bool {
-	if m.cluster.Release() == kubelet134 {
-		return m.runtime == containerd16
-	}
-	return m.runtime == containerd24
-}
-
-// testNodeAsCRIO runs scenarios with repo digests as answers to pulls, then, with the pod source, with image IDs.
-func testNodeAsCRIO(t *testing.T, m *machine) {
+// asCRIO runs scenarios with repo digests as answers to pulls, then, with the pod source, with image IDs.
+func (m *machine) asCRIO(t *testing.T) {
 	t.Helper()
-	m.protectInUse(t)
+	m.runParallel(t, "together", m.together())
 	m.crio.PullAnswersID.Store(true)
 	m.needs(t, testCase{"sourced", sourced}, "without the pod source the rest is the same again")
 	m.runIf(t, true, testCase{"tenants-source", tenants})
@@ -149,9 +168,6 @@ func testNodeAsCRIO(t *testing.T, m *machine) {
 // everyPair reports whether every pair of kubelet and containerd runs all of its tests. Otherwise policies, restarts,
 // kills, static pods and node credentials run on the first node of each kubelet: both containerds are among these.
 func everyPair() bool { return os.Getenv("EVERY_PAIR") != "" }
-
-// isMain reports whether the node is mainNode, which also runs what waits long.
-func (m *machine) isMain() bool { return kind{m.cluster.Release(), m.runtime} == mainNode() }
 
 // withPodSource switches the pod source on and runs the test cases again, and those that need it.
 func (m *machine) withPodSource(t *testing.T) {
@@ -163,7 +179,7 @@ func (m *machine) withPodSource(t *testing.T) {
 	}
 	m.runParallel(t, "together-source", again)
 	m.runIf(t, m.isMain(), testCase{"expiry-source", expiry})
-	m.runIf(t, m.cluster.Release() == kubelet130, testCase{"reviews-source", reviews})
+	m.runIf(t, m.release == kubelet130, testCase{"reviews-source", reviews})
 	m.runIf(t, true, testCase{"policies-source", policies}, testCase{"restrictions-source", restrictionsOfSource},
 		testCase{"restarts-source", restarts}, testCase{"kills-source", kills}, testCase{"static-source", static},
 		testCase{"api-server-outage", apiServerOutage}, testCase{"restarted-kubelet", restartedKubelet})
@@ -205,11 +221,6 @@ func (m *machine) together() []testCase {
 		all = append(all, testCase{"image-volumes", imageVolumes})
 	}
 	return all
-}
-
-// mountsImages reports whether the node has image volumes: by default from kubelet 1.35 and containerd 2.1 on.
-func (m *machine) mountsImages() bool {
-	return m.cluster.Release() == kubelet136 && m.runtime == containerd24
 }
 
 func (m *machine) run(t *testing.T, one testCase) {

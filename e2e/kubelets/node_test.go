@@ -32,12 +32,12 @@ const (
 // A machine is one node: control plane, containerd, registries, a kubelet, and, once protected, a pullgated.
 type machine struct {
 	*node.Node
+	kind
 	cluster   *cluster.Cluster
 	core      corev1client.CoreV1Interface // of the administrator
 	kubelet   *cluster.Kubelet
 	gate      *node.Pullgated
-	policyd   *node.Policyd // of the scenario that runs; nil without one
-	runtime   string
+	policyd   *node.Policyd          // of the scenario that runs; nil without one
 	crio      *node.CRIO             // nil but for asCRIO
 	endpoint  string                 // of the runtime
 	preloaded map[string]node.Pushed // by the names that the scenarios use
@@ -47,15 +47,15 @@ type machine struct {
 	ran    int
 }
 
-func newMachine(t *testing.T, version, runtime string) *machine {
+func newMachine(t *testing.T, k kind) *machine {
 	t.Helper()
 	options := node.Options{ImageSpace: "3G"}
-	if runtime != containerd16 {
-		program := testkit.Value(release.Containerd(t.Context(), strings.Replace(runtime, asCRIO, containerd24, 1)))(t)
+	if k.runtime != containerd16 {
+		program := testkit.Value(release.Containerd(t.Context(), strings.Replace(k.runtime, asCRIO, containerd24, 1)))(t)
 		options.Containerd = program
 	}
 	n := testkit.Value(node.New(t.Context(), options))(t)
-	m := &machine{Node: n, runtime: runtime, endpoint: n.Containerd.Endpoint(), wanted: whole(os.Getenv("SCENARIO"))}
+	m := &machine{Node: n, kind: k, endpoint: n.Containerd.Endpoint(), wanted: whole(os.Getenv("SCENARIO"))}
 	host.AtEnd(t, func() (err error) {
 		if m.kubelet != nil {
 			err = m.kubelet.Kill()
@@ -65,21 +65,18 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 		}
 		return errors.Join(err, n.Close())
 	})
-	if runtime == asCRIO {
+	if k.runtime == asCRIO {
 		m.crio = testkit.Value(node.StartCRIO(t.Context(), n.Dir, m.endpoint))(t)
 		host.AtEnd(t, m.crio.Close)
 		m.endpoint = m.crio.Endpoint()
 	}
 	const name = "worker"
-	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, name))(t)
+	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), k.release, name))(t)
 	m.core = m.cluster.Client.CoreV1()
 	testkit.Must(t, m.cluster.LetNodesReadSecrets(t.Context()))
 	m.kubelet = testkit.Value(m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()))(t)
 	return m
 }
-
-// verifiesItself reports whether the kubelet verifies credentials itself, unless it is configured not to.
-func (m *machine) verifiesItself() bool { return m.cluster.Release() == kubelet136 }
 
 func (m *machine) withoutNative() cluster.Settings {
 	if !m.verifiesItself() {

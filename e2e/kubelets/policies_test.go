@@ -184,12 +184,11 @@ func describe(state, asks string) string {
 func (s *scenario) compare(rows []string) {
 	s.Helper()
 	text := testkit.Value(os.ReadFile(casesFile))(s)
-	release := s.cluster.Release()
-	want := rowsFor(string(text), release, s.sourced)
+	want := rowsFor(string(text), s.release, s.sourced)
 	for _, row := range rows {
 		if want[caseOf(row)] != row {
 			s.Errorf("on %s with kubelet %s, pod source %v, the outcome is\n%s\n%s has\n%s",
-				s.runtime, release, s.sourced, row, casesFile, want[caseOf(row)])
+				s.runtime, s.release, s.sourced, row, casesFile, want[caseOf(row)])
 		}
 		delete(want, caseOf(row))
 	}

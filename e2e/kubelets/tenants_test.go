@@ -97,7 +97,7 @@ func tags(s *scenario) {
 // recheck is what a re-pull of a proved image costs: nothing, but on kubelets whose re-pull cannot be
 // distinguished from a pull that the policy Always asks for, unless the pod source knows the policy.
 func (s *scenario) recheck() string {
-	if s.cluster.Release() == kubelet130 && !s.sourced {
+	if s.release == kubelet130 && !s.sourced {
 		return manifest
 	}
 	return nothing
