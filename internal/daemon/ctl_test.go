@@ -167,7 +167,7 @@ func TestPullgatectlListsPodsThatWouldBeDenied(t *testing.T) {
 		"spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
 	testkit.Must(t, os.WriteFile(file, []byte(policy), 0o600))
 	x := (&criproxytest.Kubelet{}).PodFrom("source", "api")
-	api := newAPIServer(t, x, testkit.Case{Image: app})
+	api := newAPIServer(t, x, tableCase{Image: app})
 	spec, ok := api.pod["spec"].(map[string]any)
 	if !ok {
 		t.Fatalf("the pod of the API server has no spec: %v", api.pod)

@@ -19,7 +19,7 @@ import (
 // coordinates are needed the stricter verdict is correct. With a pod source the first pre-check must have the verdict,
 // and there is no pull.
 func TestDecisionsOverTheSocket(t *testing.T) {
-	table, err := testkit.ReadDecisions()
+	table, err := readDecisions()
 	testkit.Must(t, err)
 	profiles := criproxytest.Profiles()
 	if testkit.Raced {
@@ -31,22 +31,22 @@ func TestDecisionsOverTheSocket(t *testing.T) {
 		for _, profile := range profiles {
 			t.Run(c.Name+"/"+profile.String()+"/with a pod source", func(t *testing.T) { decide(t, table, c, profile, true) })
 		}
-		if c.Needs == testkit.NeedsPods {
-			c.Verdict, c.NewRecord = testkit.Reverify, false
+		if c.Needs == needsPods {
+			c.Verdict, c.NewRecord = verdictReverify, false
 		}
 		for _, profile := range profiles {
 			t.Run(c.Name+"/"+profile.String()+"/standalone", func(t *testing.T) { decide(t, table, c, profile, false) })
 		}
 	}
-	if ran[testkit.NeedsCRI] < 30 || ran[testkit.NeedsPods] < 1 || len(ran) != 2 {
+	if ran[needsCRI] < 30 || ran[needsPods] < 1 || len(ran) != 2 {
 		t.Errorf("cases that were run, by what they need: %v; the table has more", ran)
 	}
 }
 
-func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile criproxytest.Profile, sourced bool) {
+func decide(t *testing.T, table decisionTable, c tableCase, profile criproxytest.Profile, sourced bool) {
 	t.Helper()
 	t.Parallel()
-	mode, allowlist, err := testkit.Policy(c.Policy)
+	mode, allowlist, err := tablePolicy(c.Policy)
 	testkit.Must(t, err)
 	settings := []string{
 		"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify",
@@ -80,7 +80,7 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 	p := prepare(t, r.Endpoint(), settings...)
 	p.store(table, c, profile)
 
-	id := profile.ID(testkit.ImageID(c.ID))
+	id := profile.ID(tableImageID(c.ID))
 	if c.ResolvedAsID || c.RuntimeError != "" {
 		c.Image = profile.ID(c.Image) // the beginning of an ID, as the runtime resolves it
 	}
@@ -88,7 +88,7 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 	switch {
 	case c.RuntimeError == "ambiguous":
 		images = []criproxytest.Image{
-			{ID: testkit.ImageID("ID2"), Names: []string{"repo.test/a:1"}},
+			{ID: tableImageID("ID2"), Names: []string{"repo.test/a:1"}},
 			{ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}},
 		}
 	case c.ResolvedAsID:
@@ -129,7 +129,7 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 		}
 		asked = r.Calls("PullImage")
 	}
-	if want := map[bool]string{true: id, false: ""}[c.Verdict == testkit.Allow]; got != want {
+	if want := map[bool]string{true: id, false: ""}[c.Verdict == verdictAllow]; got != want {
 		t.Errorf("pre-check = %q; want %q: %s", got, want, c.Verdict)
 	}
 	if n := p.metric("pullgate_store_sync_seconds_count") - writes; sourced && (n > 0) != c.NewRecord {
@@ -151,7 +151,7 @@ func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, n
 }
 
 // store writes the initial state of a case, with the daemon's own library.
-func (p *process) store(table testkit.Decisions, c testkit.Case, profile criproxytest.Profile) {
+func (p *process) store(table decisionTable, c tableCase, profile criproxytest.Profile) {
 	t := p.t
 	t.Helper()
 	testkit.Must(t, os.MkdirAll(p.path("state"), 0o700))
@@ -161,7 +161,7 @@ func (p *process) store(table testkit.Decisions, c testkit.Case, profile criprox
 	key, err := credential.CreateKey(filepath.Join(p.path("state"), "node.key"))
 	testkit.Must(t, err)
 	if c.Mark != "" {
-		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(c.ID)), Repository: "repo.test/any/pre"}
+		pair := records.Pair{ImageID: profile.ID(tableImageID(c.ID)), Repository: "repo.test/any/pre"}
 		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}}); err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,7 @@ func (p *process) store(table testkit.Decisions, c testkit.Case, profile criprox
 	}
 	if c.Record != "" {
 		rec := table.Records[c.Record]
-		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(rec.ID)), Repository: rec.Repository}
+		pair := records.Pair{ImageID: profile.ID(tableImageID(rec.ID)), Repository: rec.Repository}
 		present := map[string]struct{}{pair.ImageID: {}}
 		intent, _, err := s.BeginListed(rec.Repository+":1", rec.Repository, time.Now(), present)
 		testkit.Must(t, err)

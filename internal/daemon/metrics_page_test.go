@@ -23,7 +23,7 @@ import (
 func busyScrape(t *testing.T) string {
 	t.Helper()
 	r := criproxytest.NewRuntime(t)
-	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), testkit.Case{Image: app})
+	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), tableCase{Image: app})
 	policies := newPolicyFolder(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(),
 		"admission: {policies: "+policies+"}")

@@ -240,7 +240,7 @@ func TestStartWithAnUnreadableValueSaysSo(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			return criproxytest.Image{ID: testkit.ImageID("ID1"), Names: []string{name}}, nil
+			return criproxytest.Image{ID: tableImageID("ID1"), Names: []string{name}}, nil
 		}
 	})
 	p := prepare(t, r.Endpoint())

@@ -23,7 +23,7 @@ type apiServer struct {
 }
 
 // newAPIServer has a pod that uses the image of a case, with the case's Secrets.
-func newAPIServer(t *testing.T, x *criproxytest.Pod, c testkit.Case) *apiServer {
+func newAPIServer(t *testing.T, x *criproxytest.Pod, c tableCase) *apiServer {
 	t.Helper()
 	a := &apiServer{secrets: map[string]map[string]any{}, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	var named []map[string]string

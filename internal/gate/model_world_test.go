@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -177,7 +178,9 @@ func (w *modelWorld) start() {
 		return
 	}
 	p := &process{store: store, conn: &modelConn{runtime: w.runtime, broken: make(chan struct{})}}
-	p.up = criproxy.RuntimeFunc(p.conn.call).Upstream()
+	up, err := criproxy.Dial("unix:///never-dialled", grpc.WithUnaryInterceptor(p.conn.intercept))
+	w.must(err)
+	p.up = up
 	rt := gate.NewRuntime(p.up, p.up)
 	offered := w.key.ID(credential.New(credential.Login{Username: "tenant", Password: operatorPassword}))
 	p.tracker = tracker.New(store, w.key, rt, tracker.Options{
@@ -227,7 +230,7 @@ func (w *modelWorld) kill() {
 	if w.process == nil {
 		return
 	}
-	err := w.store.Close() // from now on its writes have no effect
+	err := errors.Join(w.store.Close(), w.up.Close()) // from now on its writes have no effect
 	close(w.conn.broken)
 	w.process.cancel()
 	for _, c := range w.waiting {
@@ -251,7 +254,7 @@ func (w *modelWorld) stop() []byte {
 	w.settle()
 	w.gate.Wait()
 	data, err := w.tracker.HandOver()
-	w.must(errors.Join(err, w.store.Close()))
+	w.must(errors.Join(err, w.store.Close(), w.up.Close()))
 	return data
 }
 

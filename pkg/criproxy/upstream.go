@@ -2,7 +2,6 @@ package criproxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -11,7 +10,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -27,15 +25,16 @@ const (
 // An Upstream is the connection to one endpoint of the runtime. It reconnects by itself; a call fails at once with
 // Unavailable while there is no connection. Its methods may be called concurrently.
 type Upstream struct {
-	conn   connection
+	conn   *grpc.ClientConn
 	dialer *dialer
 }
 
-// Dial returns an Upstream for an endpoint like unix:///run/containerd/containerd.sock. It does not
-// wait for the runtime; an error says that the endpoint is not well formed.
-func Dial(endpoint string) (*Upstream, error) {
+// Dial returns an Upstream for an endpoint like unix:///run/containerd/containerd.sock. It does not wait for the
+// runtime, to which the first call, or Watch, connects; an error says that the endpoint is not well formed. Further
+// options come after its own: an interceptor sees every call, and can answer it.
+func Dial(endpoint string, options ...grpc.DialOption) (*Upstream, error) {
 	dialer := newDialer()
-	conn, err := grpc.NewClient(endpoint,
+	conn, err := grpc.NewClient(endpoint, append([]grpc.DialOption{
 		grpc.WithContextDialer(dialer.connect),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
@@ -51,11 +50,10 @@ func Dial(endpoint string) (*Upstream, error) {
 			}, MinConnectTimeout: handshake,
 		}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(math.MaxInt32)),
-	)
+	}, options...)...)
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
-	conn.Connect()
 	return &Upstream{conn: conn, dialer: dialer}, nil
 }
 
@@ -87,14 +85,6 @@ func (u *Upstream) Watch(ctx context.Context, f func(up bool)) {
 	}
 }
 
-type connection interface { //nolint:interfacebloat // what is used of a grpc.ClientConn
-	grpc.ClientConnInterface
-	GetState() connectivity.State
-	WaitForStateChange(ctx context.Context, source connectivity.State) bool
-	Connect()
-	Close() error
-}
-
 // Close ends the connection and every call on it.
 func (u *Upstream) Close() error {
 	if err := u.conn.Close(); err != nil {
@@ -109,54 +99,4 @@ func (u *Upstream) Invoke(ctx context.Context, method string, req, resp proto.Me
 	err := u.conn.Invoke(ctx, method, req, resp)
 	u.dialer.answer(err)
 	return err
-}
-
-// A RuntimeFunc answers the unary calls to a runtime in this process: method is the full one, request and response are
-// encoded messages. It is called concurrently.
-type RuntimeFunc func(ctx context.Context, method string, request []byte) (response []byte, err error)
-
-// Upstream returns an [Upstream] whose unary calls are answered by f, which is always up. A call with a stream fails.
-func (f RuntimeFunc) Upstream() *Upstream {
-	return &Upstream{conn: function{f}, dialer: newDialer()}
-}
-
-type function struct{ f RuntimeFunc }
-
-func (c function) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
-	var request []byte
-	var err error
-	switch args := args.(type) {
-	case *frame:
-		request = args.data.Materialize()
-	case proto.Message:
-		request, err = proto.Marshal(args)
-	}
-	if err != nil {
-		return err
-	}
-	response, err := c.f(ctx, method, request)
-	if err != nil {
-		return err
-	}
-	switch reply := reply.(type) {
-	case *frame:
-		reply.data = mem.BufferSlice{mem.SliceBuffer(response)}
-	case proto.Message:
-		return DecodeAnswer(response, reply)
-	}
-	return nil
-}
-
-//nolint:ireturn // the signature of grpc.ClientConnInterface
-func (function) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	return nil, errors.New("criproxy: a function answers no streams")
-}
-
-func (function) GetState() connectivity.State { return connectivity.Ready }
-func (function) Connect()                     {}
-func (function) Close() error                 { return nil }
-
-func (function) WaitForStateChange(ctx context.Context, _ connectivity.State) bool {
-	<-ctx.Done()
-	return false
 }
