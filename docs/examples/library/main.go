@@ -16,10 +16,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-const (
-	name = "registry.example/team/app:1"
-	id   = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
-)
+const name = "registry.example/team/app:1"
+
+const id = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
 
 // A node stands for a container runtime and a registry: the image arrives with the first pull that the registry allows.
 type node struct{ marker string }
@@ -35,13 +34,6 @@ func (n node) Image(context.Context, string) (tracker.Image, error) {
 func (n node) Images(ctx context.Context) ([]tracker.Image, error) {
 	i, err := n.Image(ctx, name)
 	return []tracker.Image{i}, err
-}
-
-func (n node) pull(password string) error {
-	if password != "secret" {
-		return errors.New("401 Unauthorized")
-	}
-	return os.WriteFile(n.marker, nil, 0o600)
 }
 
 func run(dir, pod, user, password string) (err error) {
@@ -60,8 +52,11 @@ func run(dir, pod, user, password string) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := runtime.pull(password); err != nil {
-			return errors.Join(err, pull.Refused())
+		if password != "secret" {
+			return errors.Join(errors.New("401 Unauthorized"), pull.Refused())
+		}
+		if err := os.WriteFile(runtime.marker, nil, 0o600); err != nil {
+			return errors.Join(err, pull.Lost())
 		}
 		if v, err = pull.Proved(tracker.Proof{ImageID: id, Sent: login, Pod: who}); err != nil {
 			return err
