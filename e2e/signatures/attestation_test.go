@@ -7,9 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
-
 	"github.com/pullgate/pullgate/e2e/signing"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
 const scanType = "https://trivy.aquasec.com/scan/v2"
@@ -110,4 +109,19 @@ func (o *oracle) attestationRows() []row {
 		r.attestors = fmt.Sprintf("[]\n      attestations: [{type: %q, attestors: %s}]", scanType, kyvernoKeys(0, public))
 	}
 	return append(all, presence...)
+}
+
+// denyRows are rules about the configuration of a signed image.
+func (o *oracle) denyRows() []row {
+	deny := func(name, os, reason, difference string) row {
+		return row{
+			name: "image configuration: " + name, sign: signed, reason: reason, difference: difference,
+			attestors: fmt.Sprintf("%s\n      validate: {deny: {conditions: {any: "+
+				"[{key: '{{ image.config.os }}', operator: Equals, value: %s}]}}}", kyvernoKeys(0, o.public), os),
+		}
+	}
+	return []row{
+		deny("allowed", "windows", "", ""),
+		deny("denied", "linux", "CONDITION_NOT_MET", "cosign is asked for no conditions"),
+	}
 }

@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/testkit"
-	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 	protodsse "github.com/sigstore/protobuf-specs/gen/pb-go/dsse"
 
 	"github.com/pullgate/pullgate/e2e/signing"
+	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 // rows returns the table: keys, storage, object, tampering, keyless.
 func (o *oracle) rows() []row {
 	return slices.Concat(o.keyRows(), o.storageRows(), o.objectRows(), o.tamperedBundles(), o.tamperedPayloads(),
-		o.keylessRows(), o.attestationRows())
+		o.keylessRows(), o.attestationRows(), o.denyRows())
 }
 
 func signed(a *attempt) { a.must(a.cosign.Sign(a.Context(), a.repository, a.image.Digest)) }

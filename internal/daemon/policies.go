@@ -348,13 +348,10 @@ func (p *policies) keepList(err error) {
 func signatureRule(r *requirement.Rule) *adminv1.SignatureRule {
 	to := &adminv1.SignatureRule{
 		Name: r.Name, Namespaces: r.Scope.String(), Requirement: r.Hash, DigestRequired: r.RequireDigest,
-		Default: r.Default.String(), Audit: r.Mode == requirement.Audit,
+		Default: r.Default.String(), Audit: r.Mode == requirement.Audit, Requires: r.Requires(),
 	}
 	for _, image := range r.Images {
 		to.Images = append(to.Images, image.String())
-	}
-	if r.Requirement != nil {
-		to.Requires = r.Requirement.String()
 	}
 	return to
 }

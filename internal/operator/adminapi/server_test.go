@@ -959,7 +959,7 @@ func TestVerifyImage(t *testing.T) {
 			},
 			{
 				Kind: "ClusterPolicy", Policy: "team", Name: "pinned", Images: patterns(t, "repo.test/team/*"), RequireDigest: true,
-				Mode: requirement.Audit,
+				Mode: requirement.Audit, Object: &requirement.Validation{},
 			},
 			{Kind: "ClusterPolicy", Policy: "any", Images: patterns(t, "repo.test/any/*"), Requirement: &requirement.Requirement{
 				AtLeast: 1, Of: []requirement.Requirement{*signedBy("c"), {Static: &requirement.Static{Pass: true}}},
@@ -991,7 +991,8 @@ func TestVerifyImage(t *testing.T) {
 		signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
 		t.Errorf("rule about signatures: %v; want what pullgate-policyd said", signed)
 	}
-	if pinned.GetMet() || pinned.GetReason() != "DIGEST_REQUIRED" || !pinned.GetAudit() {
+	if pinned.GetMet() || pinned.GetReason() != "DIGEST_REQUIRED" || !pinned.GetAudit() ||
+		pinned.GetRequires() != "a pod that no condition denies, which the webhook judges" {
 		t.Errorf("rule about digests: %v; want DIGEST_REQUIRED, only reported", pinned)
 	}
 

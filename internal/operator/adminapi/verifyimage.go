@@ -106,9 +106,7 @@ func resultOf(r *requirement.Rule, name imageref.Ref, v requirement.Report) *adm
 }
 
 func verifiedRule(r *requirement.Rule) *adminv1.VerifiedRule {
-	to := &adminv1.VerifiedRule{Kind: r.Kind, Policy: r.Policy, Rule: r.Name, Audit: r.Mode == requirement.Audit}
-	if r.Requirement != nil {
-		to.Requires = r.Requirement.String()
+	return &adminv1.VerifiedRule{
+		Kind: r.Kind, Policy: r.Policy, Rule: r.Name, Audit: r.Mode == requirement.Audit, Requires: r.Requires(),
 	}
-	return to
 }

@@ -295,8 +295,6 @@ func verifiedRule(p *Page, rule *adminv1.VerifiedRule) {
 	}
 	if len(rule.GetSigners()) > 0 {
 		p.Prose("         ", "signed by %s", strings.Join(rule.GetSigners(), "; "))
-	}
-	if rule.GetDigest() != "" {
 		p.Prose("         ", "signed digest %s", rule.GetDigest())
 	}
 }

@@ -45,11 +45,30 @@ type part struct {
 // Compile returns the conditions of a statement, or an error for each one that cannot be evaluated, which names its
 // place in the file of the policy.
 func Compile(s *requirement.Statement) (*Compiled, field.ErrorList) {
+	return compile(s.Conditions, field.NewPath(s.At), nil)
+}
+
+// CompileValidation is Compile for conditions on what was collected about an image, or on a pod.
+func CompileValidation(v *requirement.Validation) (*Compiled, field.ErrorList) {
+	c, errs := compile(v.Conditions, nil, v.Reads)
+	seen := map[string]bool{} // a condition can be there several times; see requirement.Conditions.Opposite
+	return c, slices.DeleteFunc(errs, func(e *field.Error) bool {
+		repeated := seen[e.Error()]
+		seen[e.Error()] = true
+		return repeated
+	})
+}
+
+// compile compiles conditions, which may name all variables if known is nil.
+func compile(list []requirement.Conditions, place *field.Path, known []string) (*Compiled, field.ErrorList) {
 	c := &Compiled{}
 	var errs field.ErrorList
 	compile := func(list []requirement.Condition, at *field.Path) (all []condition) {
 		for i, text := range list {
 			at := at.Index(i)
+			if text.At != "" {
+				at = field.NewPath(text.At)
+			}
 			o, ok := operators[text.Operator]
 			if !ok {
 				errs = append(errs, field.NotSupported(at.Child("operator"), text.Operator, Operators()))
@@ -74,6 +93,9 @@ func Compile(s *requirement.Statement) (*Compiled, field.ErrorList) {
 				errs = append(errs, field.Invalid(at.Child("key"), text.Key,
 					"must contain an expression in {{ }}; without one the document does not decide"))
 			}
+			if err := cmp.Or(key.variables(known), value.variables(known)); err != nil {
+				errs = append(errs, field.Invalid(at.Child("key"), text.Key, err.Error()))
+			}
 			compiled := condition{text: text, key: key, value: value, operator: o}
 			if value.parts == nil {
 				compiled.literal = newValue(value.literal)
@@ -83,8 +105,8 @@ func Compile(s *requirement.Statement) (*Compiled, field.ErrorList) {
 		return all
 	}
 	conditions := 0
-	for i, b := range s.Conditions {
-		at := field.NewPath(s.At).Index(i)
+	for i, b := range list {
+		at := place.Index(i)
 		if conditions += len(b.All) + len(b.Any); conditions > maxConditions {
 			return nil, append(errs, field.TooMany(at, conditions, maxConditions))
 		}
@@ -265,7 +287,11 @@ func (c condition) why(found any, err error) string {
 	case found != nil:
 		text = "found " + shown(found)
 	}
-	text += "; want " + c.text.String()
+	if c.text.Denies == "" {
+		text += "; want " + c.text.String()
+	} else {
+		text += "; denied by " + c.text.String()
+	}
 	if c.text.Message != "" {
 		text = c.text.Message + "; " + text
 	}
@@ -367,18 +393,29 @@ func Check(rules []requirement.Rule) error {
 	var errs []error
 	seen := map[*requirement.Statement]bool{}
 	for i := range rules {
+		report := func(invalid field.ErrorList) {
+			for _, err := range invalid {
+				errs = append(errs, fmt.Errorf("%s: %w", rules[i].File, err))
+			}
+		}
+		if v := rules[i].Object; v != nil {
+			_, invalid := CompileValidation(v)
+			report(invalid)
+		}
 		if rules[i].Requirement == nil {
 			continue
 		}
 		for _, s := range rules[i].Requirement.Signers() {
+			if s.Image != nil {
+				_, invalid := CompileValidation(s.Image)
+				report(invalid)
+			}
 			if s.Statement == nil || seen[s.Statement] {
 				continue
 			}
 			seen[s.Statement] = true
 			_, invalid := Compile(s.Statement)
-			for _, err := range invalid {
-				errs = append(errs, fmt.Errorf("%s: %w", rules[i].File, err))
-			}
+			report(invalid)
 		}
 	}
 	return errors.Join(errs...)

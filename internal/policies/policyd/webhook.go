@@ -10,6 +10,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
@@ -17,7 +18,7 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	log := o.Log.WithName("webhook")
 	m.servesWebhook()
 	return webhook.New(webhook.Options{
-		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages,
+		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
 		Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
@@ -69,6 +70,13 @@ func (p *policies) reviewPod(ctx context.Context, s review.Subject) []admission.
 		all = []admission.Finding{{Answer: admission.Admit}}
 	}
 	return all
+}
+
+func (p *policies) judgeObject(ctx context.Context, o verify.Object) []admission.Finding {
+	if set := p.current.Load(); set != nil {
+		return p.signatures.JudgeObject(ctx, set.rules, o)
+	}
+	return nil
 }
 
 func (p *policies) judgeImages(ctx context.Context, namespace string, images []string, template bool) (

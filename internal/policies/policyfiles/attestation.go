@@ -59,7 +59,7 @@ type kyvernoCondition struct {
 
 func rewriteAttestation(m *strictyaml.Mapping) {
 	m.Rename("type", "predicateType")
-	refuse("name", "names of attestations are for validate, which is not supported yet; remove it")(m)
+	refuse("name", "not supported; validate reads attestations[?predicateType == 'TYPE'].predicate; remove it")(m)
 }
 
 // attestations returns what each one requires. Without attestors it is by those of the rule, if signed has any.

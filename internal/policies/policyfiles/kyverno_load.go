@@ -184,10 +184,14 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 		signed := c.attestors(at.Child("attestors"), v.Attestors, repository)
 		nodes = append(nodes, requirementNode{Requirement: signed, At: at.Child("attestors")})
 	}
-	if nodes = append(nodes, c.attestations(at, v, repository, nodes)...); len(nodes) > 0 {
+	nodes = append(nodes, c.attestations(at, v, repository, nodes)...)
+	if v.Validate != nil {
+		nodes = append(nodes, c.validate(at.Child("validate"), v, &out)...)
+	}
+	if len(nodes) > 0 {
 		out.Requirement = new(requirement.AtLeast(len(nodes), c.Distinct(nodes)...))
 	}
-	hasEffect := out.Requirement != nil || out.RequireDigest || out.Default != requirement.NoDefault
+	hasEffect := out.Requirement != nil || out.Object != nil || out.RequireDigest || out.Default != requirement.NoDefault
 	switch {
 	case hasEffect && forPods:
 		c.Rules = append(c.Rules, out)

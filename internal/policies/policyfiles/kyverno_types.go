@@ -65,6 +65,7 @@ type kyvernoVerification struct {
 	ImagePaths      any                `json:"imagePaths"` // of custom resources
 	// Attestations are statements that the image must have, beside the signatures of Attestors.
 	Attestations []kyvernoAttestation `json:"attestations"`
+	Validate     *kyvernoValidate     `json:"validate"`
 }
 
 type kyvernoAttestors struct {
@@ -133,8 +134,10 @@ func kyvernoDecoder() *strictyaml.Decoder {
 		reflect.TypeFor[kyvernoAttestors](): refuse("match",
 			"belongs to the rule, beside verifyImages; remove it here"),
 		reflect.TypeFor[kyvernoAttestation](): rewriteAttestation,
-		reflect.TypeFor[kyvernoEntry]():       rewriteEntry,
-		reflect.TypeFor[kyvernoKey]():         rewriteStaticKey,
+		reflect.TypeFor[kyvernoValidate](): refuse("pattern anyPattern foreach cel podSecurity manifests assert",
+			"not supported; write deny with conditions"),
+		reflect.TypeFor[kyvernoEntry](): rewriteEntry,
+		reflect.TypeFor[kyvernoKey]():   rewriteStaticKey,
 	}}
 }
 
@@ -157,7 +160,7 @@ func rewriteVerification(m *strictyaml.Mapping) {
 	m.Rename("digestVerify", "verifyDigest")
 	m.Rename("digestMutate", "mutateDigest")
 	m.Rename("attestions", "attestations")
-	refuse("mutate validate", notYet,
+	refuse("mutate", notYet,
 		"key roots subject issuer additionalExtensions", "not supported; write an entry of attestors",
 		"skipImageReferences", "not supported; write imageReferences that do not match these images",
 		"imageRegistryCredentials", "not supported; pullgate-policyd uses the credentials that the field credentials of "+

@@ -67,7 +67,8 @@ type TestedPod struct {
 	// AcceptedBy are the Accept policies that the pod, or a container of it, matches.
 	AcceptedBy []string        `json:"acceptedBy"`
 	Violations []TestViolation `json:"violations"` // of an admitted pod: of policies that only report
-	// NotJudged are sentences about rules that signatures decide. They can deny a pod that is admitted here.
+	// NotJudged are sentences about rules that signatures or conditions decide. They can deny a pod that is admitted
+	// here.
 	NotJudged []string `json:"notJudged"`
 }
 
@@ -134,10 +135,21 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 			Unknown: f.Reason == admission.FieldUnknown,
 		}})
 	}
-	for _, r := range judged.Signed {
-		text := fmt.Sprintf("%s needs the signatures of image %q", r, i.Name)
+	add := func(text string) {
 		if !slices.Contains(t.NotJudged, text) {
 			t.NotJudged = append(t.NotJudged, text)
+		}
+	}
+	for _, r := range rules.Rules {
+		if slices.Contains(judged.Signed, r) {
+			what := "needs the signatures of"
+			if !slices.ContainsFunc(r.Requirement.Signers(), func(s *requirement.Signer) bool { return s.Image == nil }) {
+				what = "has conditions on"
+			}
+			add(fmt.Sprintf("%s %s image %q", r, what, i.Name))
+		}
+		if r.Object != nil {
+			add(fmt.Sprintf("%s has conditions on pods, which the webhook judges", r))
 		}
 	}
 }

@@ -1,8 +1,10 @@
 package policyfiles_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,6 +134,39 @@ func TestRulesAboutSignatures(t *testing.T) {
 			if got := r.Pods[0]; r.Denied() != want.denied || len(got.Violations) != want.violations ||
 				len(got.NotJudged) != want.notJudged || got.Kind != "Deployment" {
 				t.Errorf("%s, at admission %v: %+v; want %+v", image, atAdmission, got, want)
+			}
+		}
+	}
+}
+
+// Conditions are not judged: what they read of an image is at a registry, and those on pods are judged by a webhook.
+func TestConditionsThatDenyAreNotJudged(t *testing.T) {
+	const rule = `apiVersion: kyverno.io/v1
+kind: ClusterPolicy
+metadata: {name: %[1]s}
+spec:
+  validationFailureAction: Enforce
+  rules: [{name: r, match: {any: [{resources: {kinds: [Pod]}}]}, verifyImages: [{imageReferences: ["%[1]s.test/*"],
+    %[2]s validate: {deny: {conditions: {any: [%[3]s]}}}}]}]
+`
+	const onPod = `{key: "{{ request.namespace }}", operator: Equals, value: x}`
+	const onImage = `{key: "{{ image.config.os }}", operator: Equals, value: x}`
+	attestors := fmt.Sprintf("attestors: [{entries: [{keys: {publicKeys: %s}}]}],", pemText(t, "a.pub"))
+	dir := folder(t, "image.yaml", fmt.Sprintf(rule, "image", "", onImage),
+		"pod.yaml", fmt.Sprintf(rule, "pod", "", onPod), "all.yaml", fmt.Sprintf(rule, "all", attestors, onPod+", "+onImage))
+	for image, want := range map[string][]string{
+		"image.test/x:1": {`rule r of policy image has conditions on image "image.test/x:1"`},
+		"pod.test/x:1":   {"rule r of policy pod has conditions on pods, which the webhook judges"},
+		"all.test/x:1": {
+			`rule r of policy all needs the signatures of image "all.test/x:1"`,
+			"rule r of policy all has conditions on pods, which the webhook judges",
+		},
+	} {
+		for _, atAdmission := range []bool{true, false} {
+			r := tested(t, policyfiles.TestSettings{Folder: dir, AtAdmission: atAdmission}, "{apiVersion: v1, kind: Pod, "+
+				"metadata: {name: web}, spec: {containers: [{name: one, image: '"+image+"'}, {name: two, image: '"+image+"'}]}}")
+			if got := r.Pods[0]; !got.Admitted || !slices.Equal(got.NotJudged, want) {
+				t.Errorf("%s, at admission %v: %+v; want %q", image, atAdmission, got, want)
 			}
 		}
 	}

@@ -61,6 +61,9 @@ func (s *Signer) canonical() string {
 	if s.Statement != nil {
 		parts = append(parts, s.Statement.canonical())
 	}
+	if s.Image != nil {
+		parts = append(parts, call("image", canonicalConditions(s.Image.Conditions)...))
+	}
 	return call("signed", parts...)
 }
 

@@ -27,13 +27,16 @@ type Static struct {
 	Message string // for the user of a denied pod
 }
 
-// A Signer is who must have signed an image, and how. One signature of the image must meet all of its fields. Either
-// Key or Keyless is set.
+// A Signer is who must have signed an image, and how. One signature of the image must meet all of its fields. One of
+// Key, Keyless and Image is set.
 type Signer struct {
 	Key     *Key
 	Keyless *Keyless
 	// Statement is what must have been signed about the image: nil for its signature, else an attestation.
 	Statement *Statement
+	// Image has conditions on what was collected about the image, which are judged after all other leaves are met. Such
+	// a leaf has no other field.
+	Image *Validation
 	// Repository is where signatures count beside the repository of the image itself, normalised; "" if only there.
 	Repository string
 	// Log and Timestamp require an entry in a transparency log, and a timestamp. A keyless signature needs one of them.
@@ -167,6 +170,8 @@ func (s *Signer) String() string {
 		return fmt.Sprintf("an attestation of type %s by %s", s.Statement.PredicateType, &signer)
 	}
 	switch {
+	case s.Image != nil:
+		return "an image that no condition denies"
 	case s.Key != nil:
 		return "key sha256:" + fingerprint(s.Key.Public)
 	case s.Keyless != nil:

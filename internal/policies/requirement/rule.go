@@ -44,7 +44,9 @@ type Rule struct {
 	Images             []Pattern // The rule is for an image that matches one of them.
 	// Requirement is nil if the rule only requires a digest or has a default. A Requirement that a static authority
 	// decides is not nil; see NeedsSignature.
-	Requirement   *Requirement
+	Requirement *Requirement
+	// Object has conditions on the pod, which only a webhook judges.
+	Object        *Validation
 	RequireDigest bool    // The pod must name the image by a digest.
 	Default       Default // for images in the scope that match no rule of any policy
 	PodsOnly      bool    // The rule is not for pod templates of other objects.
@@ -53,6 +55,18 @@ type Rule struct {
 
 // NeedsSignature reports whether a signature decides whether an image meets the rule; see Requirement.NeedsSignature.
 func (r *Rule) NeedsSignature() bool { return r.Requirement != nil && r.Requirement.NeedsSignature() }
+
+// Requires describes what the rule requires, "" if it only requires a digest or has a default.
+func (r *Rule) Requires() string {
+	var all []string
+	if r.Requirement != nil {
+		all = append(all, r.Requirement.String())
+	}
+	if r.Object != nil {
+		all = append(all, "a pod that no condition denies, which the webhook judges")
+	}
+	return strings.Join(all, "; ")
+}
 
 // Namespaces are names of namespaces, of which one must match; nil includes every namespace.
 type Namespaces []Text

@@ -1,6 +1,7 @@
 package requirement
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -40,11 +41,71 @@ type Condition struct {
 	Key, Value any // JSON values, whose texts may contain expressions in {{ }}; see package condition
 	Operator   string
 	Message    string // for the user of a pod that is denied; it may be empty
+	// Denies is the operator in the file, if the condition is of a denial and Operator is the opposite: a value that is
+	// absent meets neither, and so it is denied. At is the place in the file then.
+	Denies, At string
+}
+
+// A Validation has conditions, all of which must be met.
+type Validation struct {
+	Conditions []Conditions
+	// Reads are the variables that the conditions may name, such as image.config; see package condition.
+	Reads []string
+}
+
+// opposites are pairs of operators of which exactly one is met by values that can be compared.
+func opposites() [][2]string {
+	return [][2]string{
+		{"Equals", "NotEquals"},
+		{"AnyIn", "AllNotIn"},
+		{"AllIn", "AnyNotIn"},
+		{"GreaterThan", "LessThanOrEquals"},
+		{"LessThan", "GreaterThanOrEquals"},
+		{"DurationGreaterThan", "DurationLessThanOrEquals"},
+		{"DurationLessThan", "DurationGreaterThanOrEquals"},
+	}
+}
+
+// opposite returns the condition that is met where c, of a denial, is known not to be.
+func (c Condition) opposite() Condition {
+	c.Denies = c.Operator
+	for _, pair := range opposites() {
+		switch c.Operator {
+		case pair[0]:
+			c.Operator = pair[1]
+			return c
+		case pair[1]:
+			c.Operator = pair[0]
+			return c
+		}
+	}
+	return c // an error when it is compiled
+}
+
+// Opposite returns the conditions that are met where these, of a denial, are known not to be.
+func (c Conditions) Opposite() (list []Conditions) {
+	var all, one []Condition
+	for _, condition := range c.All {
+		all = append(all, condition.opposite())
+	}
+	for _, condition := range c.Any {
+		one = append(one, condition.opposite())
+	}
+	switch {
+	case len(all) == 0:
+		return []Conditions{{All: one}}
+	case len(one) == 0:
+		return []Conditions{{Any: all}}
+	}
+	for _, condition := range one { // one of all is not met, or none of one is
+		list = append(list, Conditions{Any: append(slices.Clone(all), condition)})
+	}
+	return list
 }
 
 // HasConditions reports whether a leaf requires a statement that meets conditions.
 func (r *Requirement) HasConditions() bool {
-	has := func(s *Signer) bool { return s.Statement != nil && s.Statement.Conditions != nil }
+	has := func(s *Signer) bool { return s.Image != nil || s.Statement != nil && s.Statement.Conditions != nil }
 	return slices.ContainsFunc(r.Signers(), has)
 }
 
@@ -54,12 +115,16 @@ func (r *Requirement) ReadsStatements() bool {
 }
 
 func (s *Statement) canonical() string {
-	parts := []string{quote(s.PredicateType)}
-	for _, c := range s.Conditions {
-		parts = append(parts, call("conditions", conditions("all", c.All), conditions("any", c.Any)))
+	return call("statement", append([]string{quote(s.PredicateType)}, canonicalConditions(s.Conditions)...)...)
+}
+
+func canonicalConditions(list []Conditions) []string {
+	parts := make([]string, len(list))
+	for i, c := range list {
+		parts[i] = call("conditions", conditions("all", c.All), conditions("any", c.Any))
 	}
-	slices.Sort(parts[1:])
-	return call("statement", parts...)
+	slices.Sort(parts)
+	return parts
 }
 
 func conditions(name string, list []Condition) string {
@@ -81,7 +146,7 @@ func literal(v any) string {
 
 // String describes the condition as its file has it.
 func (c Condition) String() string {
-	return strings.Join([]string{display(c.Key), c.Operator, display(c.Value)}, " ")
+	return strings.Join([]string{display(c.Key), cmp.Or(c.Denies, c.Operator), display(c.Value)}, " ")
 }
 
 func display(v any) string {

@@ -202,7 +202,9 @@ func (s *signature) decode(ctx context.Context) (err error) {
 		return err
 	}
 	if err := json.Unmarshal(data, &s.predicate); err != nil || s.predicate == nil {
-		return errors.New("the predicate of the attestation is not an object")
+		return errNoObject
 	}
 	return nil
 }
+
+var errNoObject = errors.New("the predicate of the attestation is not an object")

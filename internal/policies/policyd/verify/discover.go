@@ -261,6 +261,8 @@ const (
 type chain struct {
 	image   string // the digest of the configuration
 	digests []string
+	// manifest is the content of the last of digests, if a condition reads it.
+	manifest []byte
 }
 
 type document struct {
@@ -372,6 +374,9 @@ func (r *run) follow(ctx context.Context, data []byte, c *chain) error {
 			return fmt.Errorf("%s %w, %s", at, errOtherImage, clean(d.Config.Digest.String()))
 		}
 		c.image = d.Config.Digest.String()
+		if r.needs.manifest {
+			c.manifest = data
+		}
 		return nil
 	}
 	if len(c.digests) > maxDepth {

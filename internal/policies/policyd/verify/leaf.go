@@ -36,12 +36,20 @@ type leaf struct {
 	// attested is the digest of the statement that counts, and evaluated the result of its conditions.
 	attested  string
 	evaluated condition.Result
+	counting  []counted // all that count, if a condition reads them
 }
 
 type miss struct{ reason, text string }
 
 func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	l := &leaf{signed: s}
+	if s.Image != nil {
+		var invalid field.ErrorList
+		if l.conditions, invalid = condition.CompileValidation(s.Image); invalid != nil {
+			l.err = invalid.ToAggregate()
+		}
+		return l
+	}
 	var m *material
 	if m, l.err = newMaterial(s, trusted); l.err != nil {
 		return l

@@ -34,11 +34,13 @@ func hostile() (h http.Handler, manifest, image string) {
 		fmt.Fprintf(&statement, `,{"digest":{"a%d":"%s"}}`, n, strings.Repeat("b", 120))
 	}
 	statement.WriteString("]}")
-	return withBundles(func(string) ([]byte, []byte) { return []byte(statement.String()), []byte("nothing") })
+	return withBundles(2, func(string) ([]byte, []byte) { return []byte(statement.String()), []byte("nothing") })
 }
 
-// withBundles returns a registry in which an image has two bundles of a statement about its manifest.
-func withBundles(sign func(manifest string) (statement, signature []byte)) (h http.Handler, manifest, image string) {
+// withBundles returns a registry in which an image has n bundles of a statement about its manifest.
+func withBundles(n int, sign func(manifest string) (statement, signature []byte)) (
+	h http.Handler, manifest, image string,
+) {
 	contents := map[string][]byte{}
 	add := func(kind string, content any) string {
 		data, ok := content.([]byte)
@@ -66,7 +68,7 @@ func withBundles(sign func(manifest string) (statement, signature []byte)) (h ht
 		"size": len(bundle),
 	}
 	var referrers []any
-	for n := range 2 {
+	for n := range n {
 		referrers = append(referrers, map[string]any{"digest": add("manifests", map[string]any{
 			"config": map[string]any{"digest": image}, "layers": []any{layer}, "annotations": map[string]any{"n": fmt.Sprint(n)},
 		})})
@@ -108,9 +110,29 @@ func TestMemoryOfLargeAttestations(t *testing.T) {
 		func(r requirement.Result) bool { return r.Reason == requirement.ConditionNotMet })
 }
 
+// The same, where conditions read all attestations.
+func TestMemoryOfConditionsOnAttestations(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	s, rules, hash, h, image := largeAttestationsFor(t, config.DefaultPolicyd(), 8,
+		`validate: {deny: {conditions: {any: [{key: "{{ attestations[0].predicate.x }}", operator: Equals, value: 1}]}}}`)
+	verifyAtOnce(t, 4, s, rules, hash, h, image, 96<<20,
+		func(r requirement.Result) bool { return r.Reason == requirement.LimitExceeded })
+}
+
 // largeAttestations returns a service, and an image with an attestation of the largest size and number of parts that is
 // signed as the policy requires.
 func largeAttestations(t *testing.T, c config.Policyd) (
+	s *verify.Service, rules *verify.Rules, hash string, h http.Handler, i verify.Image,
+) {
+	t.Helper()
+	return largeAttestationsFor(t, c, 2,
+		"  conditions: [{all: [{key: \"{{ list[?@ == 'x'][] | length(@) }}\", operator: Equals, value: 1}]}]")
+}
+
+// largeAttestationsFor returns n such attestations, and has one more line of the policy.
+func largeAttestationsFor(t *testing.T, c config.Policyd, n int, line string) (
 	s *verify.Service, rules *verify.Rules, hash string, h http.Handler, i verify.Image,
 ) {
 	t.Helper()
@@ -128,12 +150,11 @@ spec:
       attestations:
       - type: ` + scanType + `
         attestors: [{entries: [{keys: {publicKeys: ` + fmt.Sprintf("%q", sigstoretest.PublicPEM(t, key)) + `}}]}]
-        conditions: [{all: [{key: "{{ list[?@ == 'x'][] | length(@) }}", operator: Equals, value: 1}]}]
-`
+      ` + line + "\n"
 	log := ktesting.NewLogger(t, ktesting.NewConfig())
 	s, rules, all := newService(t, verify.ServiceOptions{Config: c, Log: log}, policy)
 	var manifest, image string
-	h, manifest, image = withBundles(func(manifest string) (statement, signature []byte) {
+	h, manifest, image = withBundles(n, func(manifest string) (statement, signature []byte) {
 		const kind = "application/vnd.in-toto+json"
 		payload := `{"_type":"https://in-toto.io/Statement/v1","predicateType":"` + scanType +
 			`","subject":[{"digest":{"sha256":"` +

@@ -29,13 +29,17 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 			missing = append(missing, l)
 			continue
 		}
-		out.Signers = append(out.Signers, l.signer)
+		if s.Image == nil {
+			out.Signers = append(out.Signers, l.signer)
+		}
 		if out.Digest == "" {
 			out.Digest = l.digest
 		}
 		if s.Statement != nil {
 			out.Attestations = append(out.Attestations,
 				requirement.Attestation{PredicateType: s.Statement.PredicateType, Digest: l.attested})
+		}
+		if s.Statement != nil || s.Image != nil {
 			if u := l.evaluated.Until; out.Until.IsZero() || !u.IsZero() && u.Before(out.Until) {
 				out.Until = u
 			}
@@ -67,7 +71,8 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 		out.Message = safetext.Shorten(fmt.Sprintf("signatures of %s could not be verified: %s", name, p.text), maxMessage)
 		return out
 	}
-	if out.Reason == requirement.ConditionNotMet {
+	imageFailed := func(l *leaf) bool { return l.signed.Image != nil && l.miss.reason == out.Reason }
+	if out.Reason == requirement.ConditionNotMet || slices.ContainsFunc(missing, imageFailed) {
 		out.Message = safetext.Shorten(name+": "+strings.Join(texts(missing), "; "), maxMessage)
 		return out
 	}

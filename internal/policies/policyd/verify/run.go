@@ -26,7 +26,13 @@ type run struct {
 	order      []*leaf  // of leaves
 	accepted   []string // predicate types of attestations that are read
 	evaluated  map[evaluation]evaluated
-	large      int // how many large attestations were read
+	// validations are the leaves with conditions on the image, and needs what they read.
+	validations  []validation
+	needs        needs
+	platform     string // the digest of the manifest that leads to the image
+	manifestData []byte // its content, if needs says so
+	kept         int    // bytes of predicates for validations
+	large        int    // how many large attestations were read
 
 	opened    map[string]Repository
 	resolved  map[string]bool // digests of documents that were resolved
@@ -49,6 +55,11 @@ type problem struct {
 }
 
 func (r *run) judge(ctx context.Context) {
+	r.collect(ctx)
+	r.validate(ctx)
+}
+
+func (r *run) collect(ctx context.Context) {
 	for _, reference := range r.references() {
 		c, err := r.resolve(ctx, reference)
 		switch {
@@ -66,6 +77,9 @@ func (r *run) judge(ctx context.Context) {
 		if r.image.ID == "" {
 			r.image.ID = c.image
 		}
+		if r.platform == "" {
+			r.platform, r.manifestData = c.digests[len(c.digests)-1], c.manifest
+		}
 		if r.search(ctx, c); r.done() || ctx.Err() != nil {
 			return
 		}
@@ -73,8 +87,16 @@ func (r *run) judge(ctx context.Context) {
 }
 
 func (r *run) done() bool {
-	open := func(w *requirement.Rule) bool { return w.NeedsSignature() && !r.met(w) }
-	return !r.list && !slices.ContainsFunc(r.want, open)
+	open := func(w *requirement.Rule) bool { return w.NeedsSignature() && !r.signed(w.Requirement) }
+	unread := r.needs.all || len(r.validations) > 0 && r.platform == ""
+	return !r.list && !unread && !slices.ContainsFunc(r.want, open)
+}
+
+// signed reports whether a requirement is met if nothing but signatures and statements decides.
+func (r *run) signed(of *requirement.Requirement) bool {
+	return of.Met(func(s *requirement.Signer) bool {
+		return s.Image != nil || r.leaves[s] != nil && r.leaves[s].signer != ""
+	})
 }
 
 func (r *run) met(w *requirement.Rule) bool {
@@ -214,6 +236,7 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 			misses[l] = err
 			continue
 		}
+		r.keep(l, s)
 		signers = append(signers, signer)
 		if l.signer == "" {
 			l.signer, l.digest, l.evaluated = signer, digest, evaluated

@@ -113,11 +113,13 @@ type Rules struct {
 	set             *requirement.Set
 	trusted         bool // there is a trusted root
 	verify, webhook Func
+	objects         map[*requirement.Rule]*condition.Compiled // conditions on pods
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
 func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 	r := &Rules{set: policyfiles.Requirements(set), trusted: set.TrustedRoot != nil}
+	r.compileObjects()
 	if r.verify, r.webhook = s.options.Verify, s.options.Verify; r.verify != nil {
 		return r, nil
 	}

@@ -86,10 +86,15 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.
 				l.miss = missOf(l.err)
 			}
 			r.leaves[s] = l
-			r.order = append(r.order, l)
+			if s.Image == nil { // of signatures
+				r.order = append(r.order, l)
+			} else {
+				r.validations = append(r.validations, validation{l, w.Requirement})
+			}
 		}
 	}
 	r.accepted = acceptedTypes(r.order)
+	r.needs = needsOf(r.validations)
 	if !r.done() {
 		limited, cancel := context.WithTimeout(ctx, v.Limits.Time.Value())
 		defer cancel()

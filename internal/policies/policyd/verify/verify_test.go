@@ -40,7 +40,9 @@ func (c check) report(tb testing.TB) requirement.Report {
 	if c.options.Open == nil {
 		c.options.Open = c.repositories.open
 	}
-	c.options.Limits = config.DefaultPolicyd().Limits
+	if c.options.Limits == (config.SignatureLimits{}) {
+		c.options.Limits = config.DefaultPolicyd().Limits
+	}
 	v := testkit.Value(verify.New(c.options))(tb)
 	v.SetPlatform("linux/amd64")
 	var want []*requirement.Rule

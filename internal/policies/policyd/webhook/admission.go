@@ -26,6 +26,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 )
 
 const admissionReviewKind = "AdmissionReview"
@@ -211,7 +212,11 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	if a.denies() {
 		return a
 	}
-	if a = h.signatures(ctx, q, a, q.newImages(pod, old)); a.denies() {
+	images := q.newImages(pod, old)
+	if a = h.object(ctx, q, a, images, q.Object.Raw); a.denies() {
+		return a
+	}
+	if a = h.signatures(ctx, q, a, images); a.denies() {
 		return a
 	}
 	return h.review(ctx, q, a, pod, old)
@@ -315,6 +320,23 @@ func (q *question) newImages(pod, old *corev1.Pod) []string {
 		return append(r.Images, r.Volumes...)
 	}
 	return slices.DeleteFunc(imagesOf(pod), sets.New(imagesOf(old)...).Has)
+}
+
+// object judges the conditions of rules on a pod or the template of one.
+func (h *Handler) object(ctx context.Context, q *question, a answer, images []string, data []byte) answer {
+	switch {
+	case h.options.Object == nil || len(images) == 0:
+		return a
+	case len(images) > maxContainers+maxVolumes:
+		return invalidAnswer(tooManyParts)
+	}
+	findings := h.options.Object(ctx, verify.Object{
+		Namespace: q.Namespace, Operation: string(q.Operation), Images: images, JSON: data, Template: !q.pods,
+	})
+	if len(findings) == 0 {
+		return a
+	}
+	return a.with(findings)
 }
 
 func (h *Handler) signatures(ctx context.Context, q *question, a answer, images []string) answer {
@@ -442,7 +464,16 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		}
 		all.decision.Findings = append(all.decision.Findings, a.decision.Findings...)
 		all.decision.PolicyHash, all.decision.Exemption = a.decision.PolicyHash, a.decision.Exemption
-		images = append(images, q.newImages(pod, old)...)
+		added := q.newImages(pod, old)
+		if o := h.object(ctx, q, a, added, t.Data); o.denies() {
+			if len(templates) > 1 {
+				o.text = t.At + ": "
+			}
+			return o
+		} else if len(o.decision.Findings) > len(a.decision.Findings) { // by rules that only report
+			all.decision.Findings = append(all.decision.Findings, o.decision.Findings[len(a.decision.Findings):]...)
+		}
+		images = append(images, added...)
 	}
 	return h.signatures(ctx, q, all, images)
 }

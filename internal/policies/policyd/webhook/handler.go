@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 )
 
@@ -43,7 +44,7 @@ const (
 	defaultTimeout, maxTimeout = 10 * time.Second, 30 * time.Second
 )
 
-// Options are the settings of a Handler. The functions may be called concurrently. The first three may be nil.
+// Options are the settings of a Handler. The functions may be called concurrently. All but the last two may be nil.
 type Options struct {
 	// Chain judges restrictions. Image reviews are not in it. A nil Chain admits everything.
 	Chain  *admission.Chain
@@ -54,6 +55,8 @@ type Options struct {
 	Signatures func(ctx context.Context, namespace string, images []string, template bool) (
 		findings []admission.Finding, undetermined []string,
 	)
+	// Object returns the findings of rules with conditions on pods; see verify.Service.JudgeObject.
+	Object    func(context.Context, verify.Object) []admission.Finding
 	Templates []config.PodTemplate          // where custom resources have pod templates
 	Observe   func(Event)                   // is called with each answer before it is sent
 	OnPanic   func(value any, stack []byte) // is called when the judgement of a request panics

@@ -1,0 +1,224 @@
+package verify
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/sigstore/sigstore-go/pkg/fulcio/certificate"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/condition"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// A validation is a leaf with conditions on the image, of a requirement whose other leaves are judged before it.
+type validation struct {
+	*leaf
+
+	of *requirement.Requirement
+}
+
+// needs say what is collected for validations beside what signatures need.
+type needs struct{ manifest, config, signatures, attestations, all bool }
+
+func needsOf(list []validation) (n needs) {
+	for _, v := range list {
+		if v.err != nil {
+			continue
+		}
+		n.manifest = n.manifest || v.conditions.Reads("image.manifest")
+		n.config = n.config || v.conditions.Reads("image.config")
+		n.signatures = n.signatures || v.conditions.Reads("signatures")
+		n.attestations = n.attestations || v.conditions.Reads("attestations")
+	}
+	n.all = n.signatures || n.attestations // whether another one follows must not depend on the order of a registry
+	return n
+}
+
+// maxEvidence bounds a document that conditions read, and the predicates together, in bytes.
+const maxEvidence = 1 << 20
+
+// A counted signature or statement is one that counts for a leaf.
+type counted struct {
+	names     map[string]any // as conditions read them
+	predicate json.RawMessage
+}
+
+// keep keeps what counts for a leaf, if a condition reads it. Of predicates that are too large it keeps nothing, and
+// then complete returns an error.
+func (r *run) keep(l *leaf, s *signature) {
+	if !r.needs.all {
+		return
+	}
+	c := counted{names: map[string]any{}}
+	if k := l.signed.Key; k != nil {
+		c.names["keyID"] = digestOf(k.Public)
+	} else if got, err := certificate.SummarizeCertificate(s.certificate); err == nil {
+		c.names["issuer"], c.names["subject"] = got.Issuer, got.SubjectAlternativeName
+	}
+	if want := l.signed.Statement; want != nil {
+		c.names["predicateType"] = want.PredicateType
+		if r.needs.attestations {
+			if r.kept += len(s.statement.Predicate); r.kept > maxEvidence {
+				return
+			}
+			c.predicate = slices.Clone(s.statement.Predicate)
+		}
+	}
+	l.counting = append(l.counting, c)
+}
+
+// validate judges the conditions on the image, each after the other leaves of its requirement are met.
+func (r *run) validate(ctx context.Context) {
+	due := slices.DeleteFunc(slices.Clone(r.validations), func(v validation) bool {
+		return v.err != nil || r.platform == "" || !r.signed(v.of)
+	})
+	if len(due) == 0 {
+		return
+	}
+	var image map[string]any
+	end, err := func() {}, r.complete()
+	if err == nil {
+		image, end, err = r.describe(ctx)
+	}
+	defer end()
+	for _, v := range due {
+		result, failed := condition.Result{}, err
+		if failed == nil {
+			result, failed = guarded(func() (condition.Result, error) { return r.judgeImage(ctx, v, image) })
+		}
+		switch {
+		case failed != nil && ctx.Err() != nil:
+			r.failed(ctx, r.repository, failed)
+			return
+		case failed != nil:
+			v.miss = missOf(failed)
+		default:
+			v.signer, v.digest, v.evaluated = v.signed.String(), r.platform, result
+		}
+	}
+}
+
+// complete returns an error if conditions on all signatures and attestations would be judged without some of them.
+func (r *run) complete() error {
+	if r.kept > maxEvidence {
+		return fmt.Errorf("%w: conditions read attestations of at most %d bytes in all", registry.ErrTooLarge, maxEvidence)
+	}
+	for _, p := range r.problems {
+		switch {
+		case !r.needs.all || p.resolving:
+		case p.reason == requirement.RegistryUnavailable:
+			return fmt.Errorf("%w: %s", registry.ErrUnavailable, p.text)
+		default:
+			return fmt.Errorf("%w: conditions on signatures need all of them: %s", registry.ErrTooLarge, p.text)
+		}
+	}
+	return nil
+}
+
+// An imageDocument is a document of an image, which a runtime decodes into a type.
+type imageDocument struct {
+	name          string
+	data          []byte
+	exact, folded any // pointers to the type
+}
+
+// decode returns the document. A runtime takes fields in any case, and merges those that are there twice: a document
+// that it would read in another way than conditions is an error.
+func (d imageDocument) decode() (object map[string]any, err error) {
+	twice, err := kjson.UnmarshalStrict(d.data, d.exact, kjson.DisallowDuplicateFields)
+	switch {
+	case err != nil || json.Unmarshal(d.data, &object) != nil || object == nil:
+		return nil, fmt.Errorf("%w: the %s of the image is not an object with the fields of one", registry.ErrMalformed,
+			d.name)
+	case twice != nil || json.Unmarshal(d.data, d.folded) != nil || !reflect.DeepEqual(d.exact, d.folded):
+		return nil, fmt.Errorf("%w: the %s of the image has a field twice, or in another case", registry.ErrMalformed, d.name)
+	}
+	return object, nil
+}
+
+// describe returns what conditions read of the image. end ends the turn to decode it.
+func (r *run) describe(ctx context.Context) (image map[string]any, end func(), err error) {
+	host, repository, _ := strings.Cut(r.repository, "/")
+	image = map[string]any{"registry": host, "repository": repository, "digest": r.platform}
+	end = func() {}
+	var documents []imageDocument
+	if r.needs.config {
+		data, err := r.blob(ctx, r.repository, r.image.ID)
+		switch {
+		case errors.Is(err, registry.ErrNotFound):
+			return nil, end, fmt.Errorf("%w: the registry does not have the configuration of the image", registry.ErrDenied)
+		case err != nil:
+			return nil, end, fmt.Errorf("the configuration of the image: %w", err)
+		}
+		documents = append(documents, imageDocument{"config", data, &ocispec.Image{}, &ocispec.Image{}})
+	}
+	if r.needs.manifest {
+		documents = append(documents, imageDocument{"manifest", r.manifestData, &ocispec.Manifest{}, &ocispec.Manifest{}})
+	}
+	all := 0
+	count := func(data []byte) {
+		parts, depth := registry.Parts(data)
+		if all += parts; all > maxPredicateParts || depth > maxPredicateDepth || len(data) > maxEvidence {
+			err = fmt.Errorf("%w: conditions read at most %d bytes of a document, %d parts in all, nested at most %d deep",
+				registry.ErrTooLarge, maxEvidence, maxPredicateParts, maxPredicateDepth)
+		}
+	}
+	for _, d := range documents {
+		count(d.data)
+	}
+	for _, l := range r.order {
+		for _, c := range l.counting {
+			count(c.predicate)
+		}
+	}
+	if err != nil {
+		return nil, end, err
+	}
+	if end, err = registry.Decoding(ctx, int64(all)*predicatePart); err != nil {
+		return nil, end, err
+	}
+	for _, d := range documents {
+		if image[d.name], err = d.decode(); err != nil {
+			return nil, end, err
+		}
+	}
+	return image, end, nil
+}
+
+func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any) (condition.Result, error) {
+	signatures, attestations := []any{}, []any{}
+	for _, s := range v.of.Signers() {
+		for _, c := range r.leaves[s].counting {
+			if s.Statement == nil {
+				signatures = append(signatures, c.names)
+				continue
+			}
+			entry := maps.Clone(c.names)
+			var predicate map[string]any
+			if r.needs.attestations {
+				if json.Unmarshal(c.predicate, &predicate) != nil || predicate == nil {
+					return condition.Result{}, errNoObject
+				}
+				entry["predicate"] = predicate
+			}
+			attestations = append(attestations, entry)
+		}
+	}
+	document := map[string]any{"image": image, "signatures": signatures, "attestations": attestations}
+	result, err := v.conditions.Evaluate(ctx, document, time.Now())
+	if err == nil && !result.Met {
+		err = fmt.Errorf("the image %w: %s", errCondition, safetext.ASCII(result.Why, maxMiss))
+	}
+	return result, err
+}
