@@ -161,9 +161,12 @@ func (c Config) checkDurations(found *checks) {
 			found.invalid(paths[i], string(v), "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m")
 		}
 	}
-	if len(*found) == before && validity.Value() == 0 && endorsement.Value() == 0 && grace.Value() != 0 {
+	// By a policy with conditions on the time, endorsements expire.
+	expires := validity.Value() != 0 || endorsement.Value() != 0 || c.Admission.Policies != ""
+	if len(*found) == before && !expires && grace.Value() != 0 {
 		found.invalid("registryUnavailableGrace", string(grace),
-			"must be 0s without credentialValidity and admission.endorsementValidity, because nothing expires")
+			"must be 0s without credentialValidity, admission.endorsementValidity and admission.policies, because nothing "+
+				"expires")
 	}
 }
 

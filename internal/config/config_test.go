@@ -380,6 +380,7 @@ func TestNeedRestart(t *testing.T) {
 		{"", "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: " +
 			"[a/b]", nil},
 		{"", "credentialValidity: 24h\nregistryUnavailableGrace: 1h", nil},
+		{"", "admission: {policies: /p}\nregistryUnavailableGrace: 1h", nil},
 		{"", "noPullImageSecretRecheck: true", []string{"noPullImageSecretRecheck"}},
 		{"", "runtimeEndpoint: unix:///run/r.sock", []string{"runtimeEndpoint", "imageEndpoint"}},
 		{
