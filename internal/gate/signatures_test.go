@@ -129,7 +129,7 @@ func (c current) Endorsed(p records.Pair, hash string) (records.Endorsement, boo
 	return c.s.proxy.store.Endorsed(p, hash)
 }
 
-func (c current) Endorse(all []records.Endorsement) error {
+func (c current) Endorse(all []records.Endorsement, mayReplace func(records.Endorsement) bool) error {
 	if c.s.failing {
 		return fmt.Errorf("disk full")
 	}
@@ -137,7 +137,7 @@ func (c current) Endorse(all []records.Endorsement) error {
 		c.s.writing("verified")
 		defer c.s.writing("written")
 	}
-	return c.s.proxy.store.Endorse(all)
+	return c.s.proxy.store.Endorse(all, mayReplace)
 }
 
 func (c current) RevokeEndorsements(of records.EndorsementSelection) ([]records.Endorsement, error) {
@@ -761,7 +761,7 @@ func TestValidityOfEndorsements(t *testing.T) {
 	hash := requirement.NewSet("", &requirement.Policies{Rules: s.last}).Rules()[0].Hash
 	pair := records.Pair{ImageID: id1, Repository: "repo.test/team/app"}
 	age := func(age time.Duration) {
-		s.must(s.proxy.store.Endorse([]records.Endorsement{{Pair: pair, Requirement: hash, At: time.Now().Add(-age)}}))
+		s.must(s.proxy.store.Endorse([]records.Endorsement{{Pair: pair, Requirement: hash, At: time.Now().Add(-age)}}, nil))
 	}
 	x := s.podWithAccess(app)
 	age(30 * time.Minute)

@@ -56,7 +56,11 @@ func endorsementOf(key []byte) Endorsement {
 // Endorsed returns the endorsement of a pair for a requirement, if there is one, whatever its times. The caller must
 // not change the Signers.
 func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
-	for _, e := range s.endorsementsOf(p) {
+	return find(s.endorsementsOf(p), requirement)
+}
+
+func find(all []Endorsement, requirement string) (Endorsement, bool) {
+	for _, e := range all {
 		if e.Requirement == requirement {
 			return e, true
 		}
@@ -79,9 +83,10 @@ func (s *Store) endorsementsOf(p Pair) []Endorsement {
 	return nil
 }
 
-// Endorse writes endorsements, in one transaction. One replaces the earlier one of the same pair and requirement. An
-// endorsement without image ID, repository or requirement is an error.
-func (s *Store) Endorse(all []Endorsement) error {
+// Endorse writes endorsements, in one transaction. One replaces the earlier one of the same pair and requirement. Those
+// for which mayReplace returns false are not written: it is called within the transaction, with the earlier one or the
+// zero value, and nil stands for true. An endorsement without image ID, repository or requirement is an error.
+func (s *Store) Endorse(all []Endorsement, mayReplace func(earlier Endorsement) bool) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -93,6 +98,14 @@ func (s *Store) Endorse(all []Endorsement) error {
 	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.Endorse, func(t *tx) {
 		written, pairs := map[string]bool{}, map[Pair]bool{}
 		for _, e := range all {
+			var earlier Endorsement
+			if known := t.entry(e.Pair); known != nil {
+				earlier, _ = find(known.endorsements, e.Requirement)
+			}
+			if mayReplace != nil && !mayReplace(earlier) {
+				continue
+			}
+			written[string(e.key())], pairs[e.Pair] = true, true
 			e.Signers = slices.Clone(e.Signers[:min(len(e.Signers), MaxSigners)])
 			for i := range e.Signers {
 				bound(&e.Signers[i])
@@ -101,7 +114,6 @@ func (s *Store) Endorse(all []Endorsement) error {
 			for i := range e.Attestations {
 				bound(&e.Attestations[i].PredicateType)
 			}
-			written[string(e.key())], pairs[e.Pair] = true, true
 			t.putEndorsement(e)
 		}
 		for p := range pairs {

@@ -30,7 +30,7 @@ func endorsement(p records.Pair, requirement string) records.Endorsement {
 
 func endorse(tb testing.TB, s *records.Store, all ...records.Endorsement) {
 	tb.Helper()
-	testkit.Must(tb, s.Endorse(all))
+	testkit.Must(tb, s.Endorse(all, nil))
 }
 
 // endorsed returns all endorsements of a store.
@@ -95,11 +95,11 @@ func TestEndorseRefusesWhatCannotBeAKey(t *testing.T) {
 		endorsement(pair(id1+"\x00a", app), signedByTeam), endorsement(pair(id1, app+"\x00"), signedByTeam),
 		endorsement(pair(id1, app), "v1\x00"),
 	} {
-		if err := s.Endorse([]records.Endorsement{endorsement(pair(id1, app), signedByBoth), bad}); err == nil {
+		if err := s.Endorse([]records.Endorsement{endorsement(pair(id1, app), signedByBoth), bad}, nil); err == nil {
 			t.Errorf("Endorse(%+v) = nil; want an error", bad)
 		}
 	}
-	if all := endorsed(t, s); len(all) > 0 || s.Endorse(nil) != nil || formatOf(t, s) != 1 {
+	if all := endorsed(t, s); len(all) > 0 || s.Endorse(nil, nil) != nil || formatOf(t, s) != 1 {
 		t.Errorf("%+v are in a store of format %d; want none, 1", all, formatOf(t, s))
 	}
 }
@@ -264,6 +264,38 @@ func TestRevokeEndorsementsDeletesWhatIsSelected(t *testing.T) {
 				t.Errorf("Endorsed(%v) after its revocation = true", e)
 			}
 		}
+	}
+}
+
+// What may not replace the present endorsement is not written; the rest is. The present one is that of the same pair
+// and requirement, as it is when the transaction begins.
+func TestEndorseReplacesWhatItMay(t *testing.T) {
+	p := pair(id1, app)
+	old := endorsement(p, signedByTeam)
+	next, added := old, endorsement(p, signedByBoth)
+	next.At, next.Until = old.At.Add(time.Hour), old.At.Add(25*time.Hour)
+	for _, may := range []bool{true, false} {
+		s := newStore(t)
+		endorse(t, s, old)
+		var asked []time.Time
+		testkit.Must(t, s.Endorse([]records.Endorsement{added, next}, func(present records.Endorsement) bool {
+			asked = append(asked, present.At)
+			return present.At.IsZero() || may
+		}))
+		if len(asked) != 2 || !asked[0].IsZero() || !asked[1].Equal(old.At) {
+			t.Errorf("asked about endorsements of %v; want none and that of %v", asked, old.At)
+		}
+		if got, _ := s.Endorsed(p, signedByTeam); got.Until.Equal(next.Until) != may {
+			t.Errorf("allowed %v: %+v", may, got)
+		}
+		if _, ok := s.Endorsed(p, signedByBoth); !ok {
+			t.Errorf("allowed %v: the other endorsement is missing", may)
+		}
+	}
+	s := newStore(t)
+	testkit.Must(t, s.Endorse([]records.Endorsement{old}, func(records.Endorsement) bool { return false }))
+	if all := endorsed(t, s); len(all) > 0 || formatOf(t, s) != 1 {
+		t.Errorf("%+v, format %d; want nothing written", all, formatOf(t, s))
 	}
 }
 

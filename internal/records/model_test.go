@@ -257,7 +257,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				all = append(all, e)
 				m.endorse(e)
 			}
-			did, err = fmt.Sprintf("Endorse(%v)", all), s.Endorse(all)
+			did, err = fmt.Sprintf("Endorse(%v)", all), s.Endorse(all, nil)
 		case 17:
 			var of records.EndorsementSelection
 			switch p := somePair(); random.IntN(8) {

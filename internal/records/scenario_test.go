@@ -64,7 +64,7 @@ func scenarios() []scenario {
 		return err
 	}
 	endorse := func(s *records.Store, p records.Pair, _ *records.Intent) error {
-		return s.Endorse([]records.Endorsement{endorsement(p, signedByTeam), endorsement(p, signedByBoth)})
+		return s.Endorse([]records.Endorsement{endorsement(p, signedByTeam), endorsement(p, signedByBoth)}, nil)
 	}
 	withdraw := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		_, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: p.ImageID})

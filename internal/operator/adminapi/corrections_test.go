@@ -192,7 +192,7 @@ func endorsedNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	if err := w.store.Endorse([]records.Endorsement{
 		of(id1, app, inUse, "alice"), of(id1, app, old, "bob"), of(id1, "repo.test/other", inUse, "alice"),
 		of(id2, app, inUse, "bob"),
-	}); err != nil {
+	}, nil); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -278,7 +278,7 @@ func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 	early, late := base, base
 	early.Pair.ImageID, early.Until = id2, endorsedAt().Add(time.Minute)
 	late.Pair.ImageID, late.Until = id3, endorsedAt().Add(24*time.Hour)
-	must(t, w.store.Endorse([]records.Endorsement{base, early, late}))
+	must(t, w.store.Endorse([]records.Endorsement{base, early, late}, nil))
 	want := map[string]time.Duration{id1: time.Hour, id2: time.Minute, id3: time.Hour}
 	for _, e := range w.endorsements(&endorsedReq{}) {
 		if got := e.GetExpires().AsTime().Sub(endorsedAt()); got != want[e.GetPair().GetImageId()] {

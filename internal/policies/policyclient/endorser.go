@@ -16,7 +16,7 @@ import (
 // An EndorsementStore holds endorsements; see [records.Store].
 type EndorsementStore interface {
 	Endorsed(p records.Pair, requirement string) (records.Endorsement, bool)
-	Endorse(all []records.Endorsement) error
+	Endorse(all []records.Endorsement, mayReplace func(earlier records.Endorsement) bool) error
 	RevokeEndorsements(of records.EndorsementSelection) ([]records.Endorsement, error)
 }
 

@@ -99,6 +99,12 @@ func (s *EndorserState) noteOutage(f fact, at time.Time) {
 	}
 }
 
+// verified forgets what is known about a fact but that it holds.
+func (s *EndorserState) verified(f fact) {
+	s.denials.Remove(f)
+	s.outages.Remove(f)
+}
+
 // unavailable reports whether the last attempt to verify a fact failed because its registry could not be asked.
 func (s *EndorserState) unavailable(f fact, now time.Time) bool {
 	at, ok := cached[time.Time](s.outages, f)

@@ -155,9 +155,6 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 		}
 		return pullResult{err: err}
 	}
-	if e.options.State.revocations.Load() != revocations {
-		return pullResult{err: errRevoked}
-	}
 	got := pullResult{of: map[string]requirement.Result{}}
 	var met []records.Endorsement
 	for _, r := range answer.Results {
@@ -171,56 +168,54 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 		case r.Unavailable():
 			e.options.State.noteOutage(fact{q.pair, r.Requirement}, begun)
 		default:
-			got.stored = errors.Join(got.stored, v.noteDenial(q.of(r.Requirement), r))
+			d, err := e.noteDenial(fact{q.pair, r.Requirement}, r)
+			e.options.State.answers.Add(q.of(r.Requirement), d)
+			got.stored = errors.Join(got.stored, err)
 		}
 	}
-	got.stored = errors.Join(got.stored, e.store(met, revocations))
+	err = e.store(met, revocations)
+	if errors.Is(err, errRevoked) {
+		return pullResult{err: err}
+	}
+	got.stored = errors.Join(got.stored, err)
 	return got
 }
 
 // noteDenial notes a denial. One of the image ends an expired endorsement, so that it does not count in an outage. An
 // endorsement that another pod has got meanwhile stays: a tenant does not decide for another one.
-func (v *pullVerifier) noteDenial(q pullQuestion, r requirement.Result) error {
-	e := v.endorser
+func (e *Endorser) noteDenial(f fact, r requirement.Result) (denied, error) {
 	d := denied{admission.Reason(r.Reason), sentence(r.Message), r.Reason != requirement.RegistryDenied, time.Now()}
-	e.options.State.denials.Add(q.fact, d)
-	e.options.State.answers.Add(q, d)
+	e.options.State.denials.Add(f, d)
 	if !d.ofImage {
-		return nil
+		return d, nil
 	}
-	e.options.State.outages.Remove(q.fact)
-	old, state := e.find(q.pair, q.requirement, d.at)
+	e.options.State.outages.Remove(f)
+	old, state := e.find(f.pair, f.requirement, d.at)
 	if state == missing || state == valid {
-		return nil
+		return d, nil
 	}
 	_, err := e.options.Store.RevokeEndorsements(records.EndorsementSelection{
-		ImageID: q.pair.ImageID, Repository: q.pair.Repository, Requirement: q.requirement, At: old.At,
+		ImageID: f.pair.ImageID, Repository: f.pair.Repository, Requirement: f.requirement, At: old.At,
 	})
-	return err
+	return d, err
 }
 
-// store writes endorsements, unless some were revoked since the verification began.
+// store writes endorsements, unless some were revoked since the verification began. A revocation that begins later
+// deletes them: both are transactions.
 func (e *Endorser) store(met []records.Endorsement, revocations uint64) error {
-	if len(met) == 0 {
-		return nil
-	}
-	if err := e.options.Store.Endorse(met); err != nil {
+	revoked := false
+	err := e.options.Store.Endorse(met, func(records.Endorsement) bool {
+		revoked = revoked || e.options.State.revocations.Load() != revocations
+		return !revoked
+	})
+	switch {
+	case err != nil:
 		return err
-	}
-	if e.options.State.revocations.Load() != revocations {
-		err := errRevoked
-		for _, m := range met {
-			_, gone := e.options.Store.RevokeEndorsements(records.EndorsementSelection{
-				ImageID: m.Pair.ImageID, Repository: m.Pair.Repository, Requirement: m.Requirement,
-			})
-			err = errors.Join(err, gone)
-		}
-		return err
+	case revoked:
+		return errRevoked
 	}
 	for _, m := range met {
-		verified := fact{m.Pair, m.Requirement}
-		e.options.State.denials.Remove(verified)
-		e.options.State.outages.Remove(verified)
+		e.options.State.verified(fact{m.Pair, m.Requirement})
 	}
 	return nil
 }

@@ -104,7 +104,7 @@ func expire(tb testing.TB, s *records.Store) {
 	must(tb, s.Endorse([]records.Endorsement{{
 		Pair:        records.Pair{ImageID: id, Repository: "repo.test/team/app"},
 		Requirement: rules(tb).Rules()[0].Hash, At: time.Now().Add(-2 * time.Hour),
-	}}))
+	}}, nil))
 }
 
 func containerOf(namespace, image string) admission.Subject {
@@ -345,11 +345,11 @@ type faulty struct {
 
 var errDisk = errors.New("disk full")
 
-func (f *faulty) Endorse(all []records.Endorsement) error {
+func (f *faulty) Endorse(all []records.Endorsement, mayReplace func(records.Endorsement) bool) error {
 	if f.calls++; f.calls == f.fail {
 		return errDisk
 	}
-	return f.Store.Endorse(all)
+	return f.Store.Endorse(all, mayReplace)
 }
 
 func (f *faulty) RevokeEndorsements(of records.EndorsementSelection) ([]records.Endorsement, error) {

@@ -55,7 +55,7 @@ func fill(t *testing.T, path string) {
 		Signers: []string{"key <team>"}, At: noon(),
 	}
 	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"),
-		s.Endorse([]records.Endorsement{endorsed}))
+		s.Endorse([]records.Endorsement{endorsed}, nil))
 	_, _, beginErr = s.BeginListed("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon(), nil)
 	testkit.Must(t, errors.Join(err, beginErr, s.Close()))
 }

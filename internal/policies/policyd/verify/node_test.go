@@ -37,7 +37,7 @@ func (n *node) Verify(_ context.Context, r policyclient.VerifyRequest) (v requir
 	return v, nil
 }
 
-func (n *node) Endorse(all []records.Endorsement) error {
+func (n *node) Endorse(all []records.Endorsement, _ func(records.Endorsement) bool) error {
 	for _, e := range all {
 		n.endorsed[endorsed{e.Pair, e.Requirement}] = true
 	}
