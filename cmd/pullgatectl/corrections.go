@@ -191,6 +191,8 @@ again if the policy comes back. Endorsements are removed with their image.`,
 	flags.StringVar(&request.Requirement, "requirement", "",
 		"only those for the requirement with this `hash`, or with this prefix of a hash")
 	flags.StringVar(&request.Signer, "signer", "", "only those with this `signer`, written as in the list")
+	flags.BoolVar(&request.Drift, "drift", false,
+		"only those whose image no longer meets the requirement, as admission.recheckEndorsements found")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListEndorsements,
 		func(p *cli.Page, r *adminv1.ListEndorsementsResponse) { p.Endorsements(r) })
 }

@@ -31,12 +31,13 @@ type reviewing struct {
 	backends []*reviewbackend.Backend
 }
 
-// newReviewing starts a pullgate-policyd with an empty policy folder. At the end, no backend has seen a canary.
-func (s *scenario) newReviewing() *reviewing {
+// newReviewing starts a pullgate-policyd with an empty policy folder and other settings. At the end, no
+// backend has seen a canary.
+func (s *scenario) newReviewing(settings ...string) *reviewing {
 	s.Helper()
 	r := &reviewing{scenario: s}
 	s.newPolicies()
-	s.policyd = node.StartPolicyd(s, filepath.Join(s.Dir, "policyd-of-"+s.name), s.policies)
+	s.policyd = node.StartPolicyd(s, filepath.Join(s.Dir, "policyd-of-"+s.name), s.policies, settings...)
 	s.Cleanup(func() {
 		s.withoutPolicies()
 		s.policyd = nil

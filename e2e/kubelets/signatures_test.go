@@ -1,10 +1,12 @@
 package kubelets_test
 
 import (
+	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -126,13 +128,14 @@ func signedRestarts(s *scenario) {
 	}
 }
 
-// A pod whose image has a fresh scan without findings runs. When the scan gets too old, new pods wait, also while the
-// registry is down, those that run continue, and a new scan starts the others.
+// A pod whose image has a fresh scan without findings runs. A newer scan is found in the background, so that pods start
+// after the first scan got too old, without the registry. When the newest scan is too old, new pods wait, those that
+// run continue, and a newer scan starts the others. While the registry is down, new pods start only with a grace.
 func scanned(s *scenario) {
 	const fresh = 90 * time.Second
 	registry := s.registry()
 	app, bad := s.push(registry, "app:1", node.Image{}), s.push(registry, "bad:1", node.Image{})
-	r := s.newSigner()
+	r := s.newSigner(s.nodeLogin(registry, alice)...)
 	r.requireScan(fresh, "a")
 	r.enforce()
 	r.scan(bad, 9)
@@ -148,15 +151,32 @@ func scanned(s *scenario) {
 		s.Errorf("%v verifications of a scan that is fresh; want none", n)
 	}
 
+	time.Sleep(time.Until(taken.Add(fresh / 2))) // so that there is time in which only the second scan is fresh
+	r.scan(app, 5)
+	first := taken
+	taken = time.Now()
+	if !host.Within(fresh, func() bool { return strings.Contains(s.gate.Log(), "Endorsement renewed") }) {
+		s.Fatal("the endorsement was not renewed in the background")
+	}
 	s.must(registry.Down())
+	time.Sleep(time.Until(first.Add(fresh + time.Second)))
+	renewed := r.come(by("a", app), running)
+	r.runs("renewed, without a registry", renewed)
+
 	time.Sleep(time.Until(taken.Add(fresh + time.Second)))
 	late := r.come(by("a", app), running)
 	s.waitForEvent(late.pod, `Failed to pull image|ErrImagePull`)
+	s.must(s.gate.Configure(append(s.admission(), "registryUnavailableGrace: 1h")...))
+	s.reload()
+	r.runs("with an old scan, without a registry, with a grace", late)
+	s.configure()
+	old := r.come(by("a", app), running)
+	s.waitForEvent(old.pod, `Failed to pull image|ErrImagePull`)
 	s.must(registry.Up())
-	r.isDenied("with an old scan", late, `scan it again; found \\?"1m`)
+	r.isDenied("with an old scan", old, `scan it again; found \\?"`)
 	r.scan(app, 5)
-	r.runs("with a new scan", late)
-	for name, o := range map[string]*outcome{"the first": good, "the second": again} {
+	r.runs("with a new scan", old)
+	for name, o := range map[string]*outcome{"the 1st": good, "the 2nd": again, "the 3rd": renewed, "the 4th": late} {
 		if r.look(o).state != running {
 			s.Errorf("%s pod, which ran before its scan got too old: %s; want it running", name, o)
 		}

@@ -27,9 +27,18 @@ type signer struct {
 	key *ecdsa.PrivateKey
 }
 
-func (s *scenario) newSigner() *signer {
+func (s *scenario) newSigner(settings ...string) *signer {
 	s.Helper()
-	return &signer{s.newReviewing(), sigstoretest.NewKey(s.T)}
+	return &signer{s.newReviewing(settings...), sigstoretest.NewKey(s.T)}
+}
+
+// nodeLogin returns settings of pullgate-policyd by which it asks a registry with a credential of the node.
+func (s *scenario) nodeLogin(registry *node.Registry, login node.Login) []string {
+	s.Helper()
+	path := filepath.Join(s.Dir, "node-login-of-"+s.name+".json")
+	s.must(os.WriteFile(path, fmt.Appendf(nil, `{"auths":{%q:{"username":%q,"password":%q}}}`, registry.Host(),
+		login.Username, login.Password), 0o600))
+	return []string{"credentials: Node", fmt.Sprintf("nodeCredentials: {dockerConfigFiles: [%s]}", path)}
 }
 
 // require makes the policy that the images of the scenario are signed with a key, in the pods of some teams.

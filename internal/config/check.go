@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -152,6 +153,9 @@ func (c Config) checkEndpoints(found *checks) {
 	}
 }
 
+// minRecheck bounds how often all images in use are verified: each time is some requests to a registry.
+const minRecheck = 10 * time.Minute
+
 func (c Config) checkDurations(found *checks) {
 	validity, grace, endorsement := c.CredentialValidity, c.RegistryUnavailableGrace, c.Admission.EndorsementValidity
 	before := len(*found)
@@ -160,6 +164,9 @@ func (c Config) checkDurations(found *checks) {
 		if !v.valid() {
 			found.invalid(paths[i], string(v), "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m")
 		}
+	}
+	if d := c.Admission.RecheckEndorsements; !d.valid() || d.Value() != 0 && d.Value() < minRecheck {
+		found.invalid("admission.recheckEndorsements", string(d), "must be 0s, or a duration from 10m to 87600h, as in 24h")
 	}
 	// By a policy with conditions on the time, endorsements expire.
 	expires := validity.Value() != 0 || endorsement.Value() != 0 || c.Admission.Policies != ""

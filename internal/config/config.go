@@ -128,6 +128,7 @@ type Admission struct {
 	// trustedRoot; "" means none. It is not decoded here: what was verified by another one does not count.
 	TrustedRoot         string   `json:"trustedRoot" reload:"yes"`
 	EndorsementValidity Duration `json:"endorsementValidity" reload:"yes"`
+	RecheckEndorsements Duration `json:"recheckEndorsements" reload:"yes"`
 	PolicydSocket       string   `json:"policydSocket"`
 }
 
@@ -189,6 +190,7 @@ func Default() Config {
 			KubeletRoot: "/var/lib/kubelet",
 
 			EndorsementValidity: "0s",
+			RecheckEndorsements: "0s",
 
 			PolicydSocket: "unix:///run/pullgate/policy.sock",
 		},

@@ -151,6 +151,7 @@ admission:
   recheckRestarts: true
   trustedRoot: /etc/pullgate/root.json
   endorsementValidity: 24h
+  recheckEndorsements: 6h
   policydSocket: unix:///run/policyd.sock
 `))
 	mustBe(t, "every field", c, err, config.Config{
@@ -173,7 +174,8 @@ admission:
 			Unjudged:        config.UnjudgedRefuse,
 			NamespaceLabels: "/etc/pullgate/namespaces.yaml", KubeletRoot: "/data/kubelet", RecheckRestarts: true,
 			TrustedRoot: "/etc/pullgate/root.json", EndorsementValidity: "24h",
-			PolicydSocket: "unix:///run/policyd.sock",
+			RecheckEndorsements: "6h",
+			PolicydSocket:       "unix:///run/policyd.sock",
 		},
 	})
 	if v, g := c.CredentialValidity.Value(), c.RegistryUnavailableGrace.Value(); v != 24*time.Hour || g != 90*time.Minute {
@@ -380,7 +382,7 @@ func TestNeedRestart(t *testing.T) {
 		{"", "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: " +
 			"[a/b]", nil},
 		{"", "credentialValidity: 24h\nregistryUnavailableGrace: 1h", nil},
-		{"", "admission: {policies: /p}\nregistryUnavailableGrace: 1h", nil},
+		{"", "admission: {policies: /p, recheckEndorsements: 10m}\nregistryUnavailableGrace: 1h", nil},
 		{"", "noPullImageSecretRecheck: true", []string{"noPullImageSecretRecheck"}},
 		{"", "runtimeEndpoint: unix:///run/r.sock", []string{"runtimeEndpoint", "imageEndpoint"}},
 		{

@@ -54,6 +54,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		EndorsementValidity: func() time.Duration {
 			return p.inForce.Load().config.Admission.EndorsementValidity.Value()
 		},
+		Drift:                p.renewal.Drift,
 		RevokingEndorsements: p.policies.endorsing.NoteRevocation,
 		Trusted:              func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
 		Panic:                p.metrics.Panic,

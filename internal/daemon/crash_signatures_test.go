@@ -3,56 +3,12 @@
 package daemon_test
 
 import (
-	"context"
-	"net"
-	"os"
 	"slices"
-	"sync/atomic"
 	"testing"
 
-	"google.golang.org/grpc"
-
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
-	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
-	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
-
-// signedOnly requires a signature for the image of the scenarios.
-const signedOnly = `apiVersion: policy.sigstore.dev/v1beta1
-kind: ClusterImagePolicy
-metadata: {name: signed}
-spec:
-  images: [{glob: repo.test/**}]
-  authorities:
-  - key:
-      data: |
-        -----BEGIN PUBLIC KEY-----
-        MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
-        -----END PUBLIC KEY-----
-`
-
-// A verifyingPolicyd is a pullgate-policyd for which each image is signed, or whose registry is not reached.
-type verifyingPolicyd struct {
-	policyv1.UnimplementedPolicyServer
-
-	signed atomic.Bool
-	asked  atomic.Int32
-}
-
-func (v *verifyingPolicyd) Verify(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
-	v.asked.Add(1)
-	response := &policyv1.VerifyResponse{PolicyHash: r.GetPolicyHash(), TrustedRoot: r.GetTrustedRoot()}
-	for _, hash := range r.GetRequirements() {
-		result := &policyv1.VerifyResult{Requirement: hash, Met: v.signed.Load(), Signers: []string{"key"}, Digest: id1}
-		if !result.GetMet() {
-			result.Reason, result.Message, result.Signers, result.Digest = "REGISTRY_UNAVAILABLE",
-				"the registry was not reached", nil, ""
-		}
-		response.Results = append(response.Results, result)
-	}
-	return response, nil
-}
 
 // The daemon is killed at every point between the runtime's answer to a pull and its own. After the restart no image
 // has an endorsement that was not written, whose pull is answered without a verification, or that can not be verified
@@ -67,22 +23,8 @@ func TestKilledWhileSignaturesAreVerified(t *testing.T) {
 			ctx, r := t.Context(), criproxytest.NewRuntime(t)
 			var policyd verifyingPolicyd
 			policyd.signed.Store(true)
-			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
-			p.configure("kubeletSkipsAlwaysPrecheck: true",
-				"admission: {policies: "+p.path("policies")+", policydSocket: \"unix://"+p.path("policy.sock")+"\"}")
-			for _, err := range []error{
-				os.Mkdir(p.path("policies"), 0o755),
-				os.WriteFile(p.path("policies/signed.yaml"), []byte(signedOnly), 0o600),
-			} {
-				testkit.Must(t, err)
-			}
-			listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", p.path("policy.sock"))
-			testkit.Must(t, err)
-			server := grpc.NewServer()
-			policyv1.RegisterPolicyServer(server, &policyd)
-			done := make(chan struct{})
-			go func() { defer close(done); _ = server.Serve(listener) }()
-			t.Cleanup(func() { server.Stop(); <-done })
+			p := prepare(t, r.Endpoint())
+			p.requireSignatures(&policyd)
 
 			p.env = []string{crashpoint.Env + "=" + point}
 			p.spawn()

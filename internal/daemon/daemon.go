@@ -27,6 +27,7 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -113,10 +114,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	facts, views, keep := forGate(source)
 	keep(admitting.fields())
-	index := podindex.New()
+	index, to := podindex.New(), decided{log: log, feed: feed}
 	judge := gate.New(gate.Config{
 		Tracker: trk, Pods: index, Runtime: runtime, PodSource: facts, Metrics: m, Log: o.Log.WithName("gate"),
-		Decisions: decided{log: log, feed: feed}, Shadow: o.Config.NoPullImageSecretRecheck,
+		Decisions: to, Shadow: o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck), AllowRestores: o.Config.AllowRestores,
 		Admission: admitting.forGate(views),
@@ -148,10 +149,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	p := parts{
 		conns: conns, key: key, store: store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
 		server: server, metrics: m, on: on, inForce: &atomic.Pointer[inForce]{}, service: svc, policies: admitting,
-		stopping: &atomic.Bool{},
+		stopping: &atomic.Bool{}, renewal: admitting.newRenewal(store, judge, to),
 	}
 	p.inForce.Store(&inForce{c, o.ConfigFound, &adminv1.Reload{At: timestamppb.Now()}})
 	m.SetInForce(p.inMetrics)
+	m.SetDrift(p.driftByReason)
 	p.admin = adminOf(o, p, store, index, runtime, feed)
 	return serve(ctx, o, p)
 }
@@ -166,6 +168,18 @@ func observe(m *metrics.Metrics, trk *tracker.Tracker, log klog.Logger) {
 	})
 	m.SetGrants(trk.Grants)
 	m.StoreDistrusted(trk.Store().Distrusted() != nil)
+}
+
+// driftByReason counts drift; nil if nothing is rechecked.
+func (p parts) driftByReason() map[string]int {
+	if p.policies.signatures.Load().endorser == nil || p.inForce.Load().config.Admission.RecheckEndorsements.Value() == 0 {
+		return nil
+	}
+	counts := map[string]int{}
+	for _, d := range p.renewal.Drift() {
+		counts[d.Reason]++
+	}
+	return counts
 }
 
 func (p parts) inMetrics() metrics.InForce {
@@ -195,6 +209,7 @@ type parts struct {
 	service   *service
 	policies  *policies    // used by reload
 	stopping  *atomic.Bool // for /readyz
+	renewal   *policyclient.Renewal
 }
 
 // serve runs the parts until ctx ends or one fails. The CRI stops first, while all that its calls need still exists.

@@ -26,7 +26,7 @@ func busyScrape(t *testing.T) string {
 	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), tableCase{Image: app})
 	policies := newPolicyFolder(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(),
-		"admission: {policies: "+policies+"}")
+		"admission: {policies: "+policies+", recheckEndorsements: 1h}")
 	serves(r, app, "good", id1)
 	p.start()
 	p.until("pullgate_pod_source_synced", 1)

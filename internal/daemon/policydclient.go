@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -10,9 +11,15 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // failureInterval is the interval of log lines about one failing backend, and about signatures that are not verified.
@@ -57,6 +64,54 @@ func (d *policydClient) notVerified(f policyclient.VerificationFailure) {
 	d.log.Error(f.Err, "Failed to verify the signatures of an image: pods that need them wait",
 		"image", f.Image, "imageID", f.ImageID,
 		"namespace", klog.KRef("", f.Namespace), "repeated", skipped)
+}
+
+func (d *policydClient) notRenewed(f policyclient.VerificationFailure) {
+	if skipped, due := d.due(inBackground); due {
+		d.log.Error(f.Err, "Failed to verify the signatures of an image in the background: will retry",
+			"image", f.Image, "imageID", f.ImageID, "repeated", skipped)
+	}
+}
+
+// inBackground is in the place of a backend for failures of work in the background.
+const inBackground = "\x00background"
+
+// newRenewal returns what verifies images again that pods use. judge says which, and to gets what is found.
+func (p *policies) newRenewal(store *records.Store, judge *gate.Gate, to decided) *policyclient.Renewal {
+	return policyclient.NewRenewal(policyclient.RenewalOptions{
+		Stored: store.SelectedEndorsements, InUse: judge.ImagesInUse, Failed: p.policyd.notRenewed,
+		Renewed: func(e records.Endorsement) {
+			p.log.Info("Endorsement renewed", "repository", e.Pair.Repository, "imageID", e.Pair.ImageID,
+				"requirement", e.Requirement, "until", e.Until)
+		},
+		Drifted: func(d policyclient.Drift, ended bool) {
+			pair := d.Endorsement.Pair
+			log := p.log.WithValues("policy", d.Rule.Policy, "rule", d.Rule.Name, "image", d.Image.String(),
+				"imageID", pair.ImageID, "requirement", d.Endorsement.Requirement, "reason", d.Reason)
+			if ended {
+				log.Info("The drift of an endorsement has ended")
+				return
+			}
+			log.Info("An image no longer meets a requirement: its endorsement counts until it ends or is revoked",
+				"message", d.Message)
+			f := d.Rule.Finding(admission.Deny, admission.Reason(d.Reason), d.Message)
+			f.Validator = admission.SignatureValidator
+			to.Record(decisionlog.Decision{
+				Call: "RecheckEndorsement", Image: d.Image.String(), Repository: pair.Repository, PullPolicy: "unknown",
+				Verdict: tracker.Verdict{
+					Decision: policy.Decision{Verdict: policy.Reverify, Reason: gate.AdmissionDenied}, Pair: pair,
+				},
+				Admission: admission.Decision{
+					Answer: admission.Deny, PolicyHash: d.PolicyHash, Findings: []admission.Finding{f},
+				},
+			})
+		},
+		Panicked: func(value any, stack []byte) {
+			p.metrics.Panic()
+			p.log.Error(fmt.Errorf("panic: %v", value), "A verification in the background panicked, pullgated continues",
+				"stack", string(stack))
+		},
+	})
 }
 
 // due reports whether a failure of a backend is logged now, and how many were not since the last one.
@@ -165,7 +220,7 @@ func (p *policies) useSignatures(set *policyfiles.Set) {
 		s.endorser = policyclient.NewEndorser(s.rules, policyclient.EndorserOptions{
 			Store: p.store, Verifier: p.policyd, State: p.endorsing,
 			PolicyHash: s.version.Hash, TrustedRoot: s.version.TrustedRoot,
-			Validity: p.config.EndorsementValidity.Value(), Grace: p.grace,
+			Validity: p.config.EndorsementValidity.Value(), Grace: p.grace, Recheck: p.config.RecheckEndorsements.Value(),
 			Successor: func(ctx context.Context) *policyclient.Endorser {
 				if !p.followed(ctx, s.version) {
 					return nil

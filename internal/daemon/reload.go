@@ -18,12 +18,16 @@ const reopenLimit = 5 * time.Second
 func reload(ctx context.Context, o Options, p parts) {
 	tick := time.NewTicker(policyInterval)
 	defer tick.Stop()
+	defer p.renewal.Wait()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 			p.policies.poll()
+			if p.gate.Synced() { // before, it is not known which images are in use
+				p.renewal.Tick(ctx, p.policies.signatures.Load().endorser)
+			}
 			continue
 		case <-o.Reload:
 		}

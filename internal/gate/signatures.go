@@ -107,6 +107,31 @@ func digestsOf(name imageref.Ref, img tracker.Image) (digests []string) {
 	return digests
 }
 
+// ImagesInUse returns the images with these IDs that containers of pods have or mount: one for each namespace and name.
+// The names are those of the pods. The image of a restored container is not known.
+func (g *Gate) ImagesInUse(ctx context.Context, wanted map[string]bool) (used []admission.UsedImage, err error) {
+	running, images, err := g.started(ctx)
+	seen := map[string]bool{}
+	for _, r := range running {
+		for _, u := range r.uses {
+			img, names := images[u.image], []imageref.Ref{u.name}
+			if u.name.Empty() {
+				names = g.usedNames(r.pod, img.Names)
+			}
+			for _, name := range names {
+				key := joined(r.pod.Namespace, name.String(), img.ID)
+				if wanted[img.ID] && !seen[key] && !r.restored {
+					seen[key] = true
+					used = append(used, admission.UsedImage{
+						Image: admissionImage(img, name), Namespace: r.pod.Namespace, Digests: digestsOf(name, img),
+					})
+				}
+			}
+		}
+	}
+	return used, err
+}
+
 // leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement.
 func (g *Gate) leadToPull(c *candidate) {
 	for _, image := range append([]admission.Image{c.subjectImage()}, c.mounts...) {

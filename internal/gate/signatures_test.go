@@ -837,3 +837,80 @@ func TestKilledDuringAVerification(t *testing.T) {
 		}
 	}
 }
+
+// Images of containers and of image volumes are in use, once for each namespace and name, with the digests of their own
+// repository first, and no others: neither those that no container has, nor those of containers that have not started.
+func TestImagesInUse(t *testing.T) {
+	const volume, unstarted = "repo.test/volume:1", "repo.test/unstarted:1"
+	digest := func(c string) string { return "sha256:" + strings.Repeat(c, 64) }
+	s := newSigning(t, exact())
+	x, y := s.podWithAccess(app), s.podWithAccess(app)
+	s.runtime.SetImages(img(id1, app, "other.test/app@"+digest("a"), "repo.test/team/app@"+digest("b")),
+		img(id2, anyImage), img(id3, volume, unstarted))
+	s.wantRun(x, "main", app, "good", "the first")
+	s.wantRun(x, "second", app, "good", "another container")
+	s.wantRun(y, "main", app, "good", "another pod")
+	s.serves(volume, "good", img(id3, volume))
+	s.MustPull(x, volume, "good")
+	s.run(x, ordinary(imageMount(id3, volume)))
+	s.serves(unstarted, "good", img(id3, unstarted))
+	s.MustPull(y, unstarted, "good")
+	s.done(s.Create(t.Context(), y, id3, unstarted))
+	for name, tc := range map[string]struct {
+		wanted []string
+		want   []string
+	}{
+		"the image":  {[]string{id1}, []string{app + " " + id1 + " " + digest("b") + "," + digest("a")}},
+		"the volume": {[]string{id3}, []string{volume + " " + id3 + " "}},
+		"both": {[]string{id1, id3}, []string{
+			app + " " + id1 + " " + digest("b") + "," + digest("a"), volume + " " + id3 + " ",
+		}},
+		"another": {[]string{"sha256:other"}, nil},
+		"none":    {nil, nil},
+	} {
+		wanted := map[string]bool{}
+		for _, id := range tc.wanted {
+			wanted[id] = true
+		}
+		used, err := s.gate.ImagesInUse(t.Context(), wanted)
+		if underTest() != criproxytest.Containerd { // the names of containers are not reported, and all have digests
+			ids := map[string]bool{}
+			for _, u := range used {
+				ids[u.ID] = true
+			}
+			if err != nil || len(ids) != len(tc.want) {
+				t.Errorf("%s: %+v, %v; want %q", name, used, err, tc.want)
+			}
+			continue
+		}
+		var got []string
+		for _, u := range used {
+			got = append(got, u.Requested.String()+" "+u.ID+" "+strings.Join(u.Digests, ","))
+			if u.Namespace != x.Config.GetMetadata().GetNamespace() {
+				t.Errorf("%s: namespace %q", name, u.Namespace)
+			}
+		}
+		if slices.Sort(got); err != nil || !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %q, %v; want %q", name, got, err, tc.want)
+		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if used, err := s.gate.ImagesInUse(ended, map[string]bool{id1: true}); err == nil {
+		t.Errorf("canceled: %+v; want an error, because what is not listed is not in use", used)
+	}
+}
+
+// What the runtime reports of a restored container proves nothing about its image.
+func TestImagesOfRestoredContainersAreNotInUse(t *testing.T) {
+	s := newSigning(t, restoring())
+	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}, Restores: id1}, img(id1, app))
+	x := s.Pod("team")
+	_, err := criproxytest.Call[*runtimeapi.StartContainerResponse](s.runtime,
+		&runtimeapi.StartContainerRequest{ContainerId: s.behind(x, id2, anyImage)})
+	s.must(err)
+	used, err := s.gate.ImagesInUse(t.Context(), map[string]bool{id1: true, id2: true})
+	if err != nil || len(used) != 0 {
+		t.Errorf("%+v, %v; want none", used, err)
+	}
+}

@@ -172,6 +172,8 @@ type started struct {
 	uses     []evidence // the image that it runs on comes first
 	create   time.Time
 	restored bool // from a checkpoint
+	id       string
+	err      error // why nothing else is known
 }
 
 // Evidence is an image that a container uses: the runtime's name for it, and the pod's name if that is reported.
@@ -181,37 +183,17 @@ type evidence struct {
 }
 
 // restoreStarted gives pods the grants that their containers show, and marks these containers as started in the chain,
-// which may be nil. A container that was only created may not have been denied yet because of a crash. It requests each
-// image separately: a tenant can make the list of all images too large to send, with a long USER.
+// which may be nil. A container that was only created may not have been denied yet because of a crash.
 func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error {
-	all, err := g.c.Runtime.containers(ctx, nil)
+	running, images, err := g.started(ctx)
 	if err != nil {
 		return err
 	}
-	running := make([]started, len(all))
-	each(len(all), func(i int) {
-		var err error
-		if running[i], err = g.startedOf(ctx, all[i]); err != nil {
+	for _, r := range running {
+		if r.err != nil {
 			// Most likely it was removed; the other containers keep their grants.
-			g.c.Log.Info("Grant not restored, the pod must prove access again", "container", all[i].GetId(), "err", err)
+			g.c.Log.Info("Grant not restored, the pod must prove access again", "container", r.id, "err", r.err)
 		}
-	})
-	images := map[string]tracker.Image{}
-	for _, r := range running {
-		for _, u := range r.uses {
-			images[u.image] = tracker.Image{}
-		}
-	}
-	names := slices.Sorted(maps.Keys(images))
-	found := make([]tracker.Image, len(names))
-	each(len(names), func(i int) { found[i] = g.imageOrID(ctx, names[i]) })
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	for i, name := range names {
-		images[name] = found[i]
-	}
-	for _, r := range running {
 		if len(r.uses) == 0 {
 			continue
 		}
@@ -235,6 +217,30 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 		}
 	}
 	return nil
+}
+
+// started returns what the containers use that have started, and the images of that by their names in the runtime. It
+// requests each image separately: a tenant can make the list of all images too large to send, with a long USER.
+func (g *Gate) started(ctx context.Context) ([]started, map[string]tracker.Image, error) {
+	all, err := g.c.Runtime.containers(ctx, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	running := make([]started, len(all))
+	each(len(all), func(i int) { running[i] = g.startedOf(ctx, all[i]) })
+	images := map[string]tracker.Image{}
+	for _, r := range running {
+		for _, u := range r.uses {
+			images[u.image] = tracker.Image{}
+		}
+	}
+	names := slices.Sorted(maps.Keys(images))
+	found := make([]tracker.Image, len(names))
+	each(len(names), func(i int) { found[i] = g.imageOrID(ctx, names[i]) })
+	for i, name := range names {
+		images[name] = found[i]
+	}
+	return running, images, ctx.Err()
 }
 
 // usedNames returns the names of an image that a pod uses, or all if the source does not have the pod: CRI-O does not
@@ -267,14 +273,14 @@ func each(n int, f func(i int)) {
 	_ = g.Wait() // f returns no error
 }
 
-func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started, error) {
+func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) started {
 	who, ok := g.c.Pods.BySandbox(c.GetPodSandboxId())
 	if !ok || c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {
-		return started{}, nil
+		return started{}
 	}
 	status, err := g.c.Runtime.containerStatus(ctx, c)
 	if err != nil || status.GetStartedAt() == 0 {
-		return started{}, err
+		return started{id: c.GetId(), err: err}
 	}
 	s := started{
 		pod: who, name: c.GetMetadata().GetName(), restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()),
@@ -285,7 +291,7 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 			s.uses = append(s.uses, evidence{i.GetImage(), imageref.New(i.GetUserSpecifiedImage())})
 		}
 	}
-	return s, nil
+	return s
 }
 
 // imageOrID returns an image of the runtime; only its ID if that fails, and the zero value if it is absent.

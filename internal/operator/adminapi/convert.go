@@ -1,6 +1,7 @@
 package adminapi
 
 import (
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -70,6 +71,12 @@ func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
 		}
 		rules[r.Hash] = append(rules[r.Hash], name)
 	}
+	drift := map[string]*adminv1.EndorsementDrift{}
+	for _, d := range s.c.Drift() {
+		drift[endorsementKey(d.Endorsement)] = &adminv1.EndorsementDrift{
+			Reason: text(d.Reason), Message: text(d.Message), Since: timestamp(d.Since),
+		}
+	}
 	return func(e records.Endorsement) *adminv1.Endorsement {
 		expires := e.Until
 		if validity > 0 && !e.At.IsZero() && (expires.IsZero() || e.At.Add(validity).Before(expires)) {
@@ -78,11 +85,16 @@ func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
 		return &adminv1.Endorsement{
 			Pair: pairTo(e.Pair), Requirement: text(e.Requirement), Digest: text(e.Digest), Signers: all(e.Signers, text),
 			Verified: timestamp(e.At), Expires: timestamp(expires), Rules: rules[e.Requirement],
+			Drift: drift[endorsementKey(e)],
 			Attestations: all(e.Attestations, func(a records.Attestation) *adminv1.Attestation {
 				return &adminv1.Attestation{PredicateType: text(a.PredicateType), Digest: text(a.Digest)}
 			}),
 		}
 	}
+}
+
+func endorsementKey(e records.Endorsement) string {
+	return strings.Join([]string{e.Pair.ImageID, e.Pair.Repository, e.Requirement}, separator)
 }
 
 func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -223,7 +224,18 @@ func (w *world) endorsements(req *endorsedReq) (found []*adminv1.Endorsement) {
 }
 
 func TestListEndorsementsSelectsByEveryField(t *testing.T) {
-	w := endorsedNode(t)
+	w := endorsedNode(t, func(c *adminapi.Config) {
+		c.Drift = func() []policyclient.Drift {
+			pair := records.Pair{ImageID: id1, Repository: app}
+			return []policyclient.Drift{
+				{
+					Endorsement: records.Endorsement{Pair: pair, Requirement: old}, Reason: requirement.ConditionNotMet,
+					Message: "scan it", Since: endorsedAt(),
+				},
+				{Endorsement: records.Endorsement{Pair: pair, Requirement: "v1:of no endorsement"}},
+			}
+		}
+	})
 	for name, tc := range map[string]struct {
 		req  *endorsedReq
 		want int
@@ -236,6 +248,8 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 		"signer":                {&endorsedReq{Signer: "bob"}, 2},
 		"another one of it":     {&endorsedReq{Signer: "release"}, 4},
 		"beginning of a signer": {&endorsedReq{Signer: "bo"}, 0},
+		"with a drift":          {&endorsedReq{Drift: true}, 1},
+		"with a drift, another": {&endorsedReq{Drift: true, Requirement: inUse}, 0},
 		"all fields":            {&endorsedReq{Repository: app, ImageId: id1, Requirement: old, Signer: "bob"}, 1},
 	} {
 		for _, size := range []int32{0, 1, 2} {
@@ -251,6 +265,13 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 		!slices.Equal(got.GetSigners(), []string{"bob", "release"}) || !got.GetVerified().AsTime().Equal(endorsedAt()) ||
 		got.GetExpires() != nil || len(got.GetRules()) > 0 {
 		t.Errorf("endorsement = %v; want what was stored", got)
+	}
+	if d := got.GetDrift(); d.GetReason() != requirement.ConditionNotMet || !d.GetSince().AsTime().Equal(endorsedAt()) ||
+		d.GetMessage() != "scan it" {
+		t.Errorf("drift = %v; want that of the endorsement", d)
+	}
+	if other := w.endorsements(&endorsedReq{Requirement: inUse})[0]; other.GetDrift() != nil {
+		t.Errorf("%v; want no drift", other)
 	}
 	for _, req := range []*endorsedReq{{Repository: "UPPER CASE"}, {PageToken: "%%%"}, {PageSize: -1}} {
 		if _, err := w.ListEndorsements(t.Context(), req); status.Code(err) != invalid {

@@ -150,10 +150,10 @@ func (s *Server) ListEndorsements(
 	to := s.endorsements()
 	page, next, err := list(ctx, req, func() ([]records.Endorsement, error) {
 		return s.c.Store.SelectedEndorsements(records.EndorsementSelection{All: true})
-	}, func(e records.Endorsement) string {
-		return strings.Join([]string{e.Pair.ImageID, e.Pair.Repository, e.Requirement}, separator)
-	}, func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
-		return to(e), fits(repository, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) &&
+	}, endorsementKey, func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
+		made := to(e)
+		return made, fits(repository, e.Pair.Repository) && (!req.GetDrift() || made.GetDrift() != nil) &&
+			begins(e.Pair.ImageID, req.GetImageId()) &&
 			strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
 			(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
 	})

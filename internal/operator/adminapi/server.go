@@ -21,6 +21,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -100,6 +101,8 @@ type Config struct {
 	Signatures Signatures
 	// EndorsementValidity returns how long an endorsement counts, 0 for without limit.
 	EndorsementValidity func() time.Duration
+	// Drift returns the endorsements whose images no longer meet the requirement, as far as images are rechecked.
+	Drift func() []policyclient.Drift
 	// RevokingEndorsements is called before endorsements are revoked.
 	RevokingEndorsements func()
 	// Trusted is called when an operator has ended the distrust of the store.

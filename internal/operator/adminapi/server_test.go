@@ -174,6 +174,7 @@ func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ..
 		Trusted: func() { w.trusted++ }, Panic: func() { w.panics++ }, Log: klog.Background().V(99),
 		Gate: aGate{}, Signatures: &verifier{}, Policies: func() *adminv1.ListPoliciesResponse { return nil },
 		EndorsementValidity: func() time.Duration { return 0 }, RevokingEndorsements: func() {},
+		Drift: func() []policyclient.Drift { return nil },
 	}
 	for _, f := range change {
 		f(&c)
@@ -931,6 +932,7 @@ func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (requ
 	answer.Signatures = []requirement.Signature{{
 		Repository: "repo.test/team/app", FoundBy: "referrers",
 		Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid",
+		PredicateType: "https://scan.test", Conditions: []string{"met: found 1"},
 	}}
 	return answer, v.err
 }
@@ -985,6 +987,10 @@ func TestVerifyImage(t *testing.T) {
 	if len(r.GetRules()) != 2 || r.GetDefaultRule() != nil || len(r.GetSignatures()) != 1 ||
 		r.GetImage().GetRepository() != "repo.test/team/app" {
 		t.Fatalf("VerifyImage = %v; want two rules and a signature", r)
+	}
+	if s := r.GetSignatures()[0]; s.GetPredicateType() != "https://scan.test" ||
+		!slices.Equal(s.GetConditions(), []string{"met: found 1"}) {
+		t.Errorf("signature %v; want its type and condition", s)
 	}
 	signed, pinned := r.GetRules()[0], r.GetRules()[1]
 	if signed.GetMet() || signed.GetReason() != requirement.IdentityMismatch ||

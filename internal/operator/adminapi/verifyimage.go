@@ -78,6 +78,7 @@ func (s *Server) VerifyImage(
 		answer.Signatures = append(answer.Signatures, &adminv1.ImageSignature{
 			Repository: text(f.Repository), FoundBy: text(f.FoundBy), Digest: text(f.Digest), Subject: text(f.Subject),
 			Signer: text(f.Signer), Counts: f.Counts, Reason: text(f.Reason),
+			PredicateType: text(f.PredicateType), Conditions: all(f.Conditions, text),
 		})
 	}
 	return answer, nil

@@ -209,9 +209,20 @@ func (p *Page) marks(marks []*adminv1.Mark) {
 	})
 }
 
-// Endorsements prints for which images signatures were verified.
+// Endorsements prints for which images signatures were verified. Columns that few nodes need are there if one has
+// a value.
 func (p *Page) Endorsements(r interface{ GetEndorsements() []*adminv1.Endorsement }) {
 	head := []string{"REPOSITORY", "IMAGE ID", "RULES", "REQUIREMENT", "SIGNERS", "VERIFIED", "EXPIRES"}
+	attested, drifted := false, false
+	for _, e := range r.GetEndorsements() {
+		attested, drifted = attested || len(e.GetAttestations()) > 0, drifted || e.GetDrift() != nil
+	}
+	if attested {
+		head = append(head, "ATTESTATIONS")
+	}
+	if drifted {
+		head = append(head, "DRIFT")
+	}
 	tableOf(p, head, r.GetEndorsements(), func(e *adminv1.Endorsement) []string {
 		rules, expires := strings.Join(e.GetRules(), "; "), p.expiry(e.GetExpires())
 		switch {
@@ -220,11 +231,22 @@ func (p *Page) Endorsements(r interface{ GetEndorsements() []*adminv1.Endorsemen
 		case rules == "":
 			rules = "none in use"
 		}
-		return []string{
+		row := []string{
 			e.GetPair().GetRepository(), p.ID(e.GetPair().GetImageId()), rules, p.requirement(e.GetRequirement()),
 			strings.Join(e.GetSigners(), "; "),
 			p.age(e.GetVerified()), expires,
 		}
+		if attested {
+			var texts []string
+			for _, a := range e.GetAttestations() {
+				texts = append(texts, a.GetPredicateType()+" "+p.ID(a.GetDigest()))
+			}
+			row = append(row, strings.Join(texts, "; "))
+		}
+		if drifted {
+			row = append(row, e.GetDrift().GetReason())
+		}
+		return row
 	})
 }
 

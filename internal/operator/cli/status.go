@@ -260,6 +260,16 @@ func (p *Page) VerifiedImage(image string, r *adminv1.VerifyImageResponse) {
 			signer := cmp.Or(s.GetSigner(), "unknown")
 			return []string{counts, signer, p.ID(s.GetSubject()), s.GetFoundBy(), p.ID(s.GetDigest()), s.GetReason()}
 		})
+	for _, s := range r.GetSignatures() {
+		if s.GetPredicateType() == "" {
+			continue
+		}
+		p.Gap()
+		p.Line("Statement %s, %s", p.ID(s.GetDigest()), s.GetPredicateType())
+		for _, c := range s.GetConditions() {
+			p.Prose("  ", "%s", c)
+		}
+	}
 }
 
 func defaultText(d *adminv1.VerifiedRule) string {

@@ -17,6 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -332,6 +333,29 @@ func (m *Metrics) SetInForce(get func() InForce) {
 		to <- prometheus.MustNewConstMetric(config, prometheus.GaugeValue, 1, mode, now.Policy, now.PoliciesHash)
 		if now.HasPolicies {
 			to <- prometheus.MustNewConstMetric(policies, prometheus.GaugeValue, number(now.PoliciesEnforced))
+		}
+	}))
+}
+
+// DriftReasons returns the values of the label reason of pullgate_endorsement_drift: results that are about the image.
+func DriftReasons() []string {
+	return slices.DeleteFunc(requirement.Reasons(), func(reason string) bool {
+		return reason == requirement.RegistryDenied || reason == requirement.RegistryUnavailable
+	})
+}
+
+// SetDrift gives the function that counts drift by reason at each scrape; nil means that nothing is rechecked.
+func (m *Metrics) SetDrift(count func() map[string]int) {
+	drift := prometheus.NewDesc("pullgate_endorsement_drift",
+		"Endorsements of images in use that no longer meet their requirement, as admission.recheckEndorsements found.",
+		[]string{"reason"}, nil)
+	m.registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		counts := count()
+		if counts == nil {
+			return
+		}
+		for _, reason := range DriftReasons() {
+			to <- prometheus.MustNewConstMetric(drift, prometheus.GaugeValue, float64(counts[reason]), reason)
 		}
 	}))
 }

@@ -67,6 +67,14 @@ type Image struct {
 	Requested imageref.Ref   // the name that the pod has
 }
 
+// A UsedImage is an image that a container of a pod has or mounts.
+type UsedImage struct {
+	Image
+
+	Namespace string   // of the pod
+	Digests   []string // as those of a Pull
+}
+
 // A Reason names the case of a finding. It is the reason of the ErrorInfo in the answer to a denied call.
 type Reason string
 

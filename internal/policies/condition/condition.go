@@ -245,6 +245,22 @@ func (c *Compiled) Evaluate(ctx context.Context, document any, now time.Time) (R
 	return r, nil
 }
 
+// Describe returns a text for each condition: whether a document meets it at a time, what was found, and what is
+// wanted.
+func (c *Compiled) Describe(ctx context.Context, document any, now time.Time) (texts []string) {
+	for _, b := range c.blocks {
+		for _, one := range slices.Concat(b.all, b.any) {
+			state := "not met"
+			if one.evaluate(ctx, document, now).Met {
+				state = "met"
+			}
+			key, _, err := one.operands(document, now)
+			texts = append(texts, state+": "+one.why(key, err))
+		}
+	}
+	return texts
+}
+
 func (r *Result) and(o Result) {
 	r.Met, r.Open, r.Why = r.Met && o.Met, r.Open || o.Open, cmp.Or(r.Why, o.Why)
 	if r.Until.IsZero() || !o.Until.IsZero() && o.Until.Before(r.Until) {
@@ -252,10 +268,17 @@ func (r *Result) and(o Result) {
 	}
 }
 
+// Longer reports whether, of two results that are met, the first one certainly is for as long as the other.
+func (r *Result) Longer(o Result) bool {
+	if r.Open != o.Open {
+		return o.Open
+	}
+	return r.Until.IsZero() || !o.Until.IsZero() && !r.Until.Before(o.Until)
+}
+
 // or keeps, of two results that are met, the one that is for longer.
 func (r *Result) or(o Result) {
-	longer := !r.Open && (o.Open || r.Until.IsZero() || !o.Until.IsZero() && o.Until.Before(r.Until))
-	if r.Met && (!o.Met || longer) {
+	if r.Met && (!o.Met || r.Longer(o)) {
 		return
 	}
 	if !o.Met {

@@ -249,6 +249,38 @@ func TestUntil(t *testing.T) {
 	}
 }
 
+func TestLonger(t *testing.T) {
+	soon, later := now, now.Add(time.Hour)
+	ordered := []condition.Result{
+		{Open: true, Until: soon}, {Open: true, Until: later}, {Open: true}, {Until: soon}, {Until: later}, {},
+	}
+	for i, a := range ordered {
+		for j, b := range ordered {
+			if got := a.Longer(b); got != (i >= j) {
+				t.Errorf("%+v.Longer(%+v) = %v; want %v", a, b, got, i >= j)
+			}
+		}
+	}
+}
+
+// Describe names each condition, those after one that is not met too, with what was found.
+func TestDescribe(t *testing.T) {
+	list := conditions(t, "all", `{key: "{{ count }}", operator: Equals, value: 4}`,
+		`{key: "{{ count }}", operator: LessThan, value: 9}`, `{key: "{{ absent }}", operator: Equals, value: 1}`)
+	c, errs := compile(list)
+	if errs != nil {
+		t.Fatal(errs)
+	}
+	got := c.Describe(t.Context(), document(t, scan), now)
+	for i, want := range []string{
+		"not met: found 3; want {{ count }} Equals", "met: found 3; want", "not met: nothing found; want",
+	} {
+		if !strings.HasPrefix(got[i], want) {
+			t.Errorf("text %d: %q; want it to begin with %q", i, got[i], want)
+		}
+	}
+}
+
 func TestCompileRefuses(t *testing.T) {
 	const key = `conditions[0].all[0].key: Invalid value: `
 	for text, want := range map[string]string{

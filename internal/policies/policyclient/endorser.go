@@ -35,6 +35,8 @@ type EndorserOptions struct {
 	PolicyHash, TrustedRoot string
 	// Validity is how long an endorsement counts, 0 without end; Grace how much longer while its registry is unavailable.
 	Validity, Grace time.Duration
+	// Recheck is how often a Renewal verifies all images that pods use, 0 for never.
+	Recheck time.Duration
 	// Successor is called, concurrently, if pullgate-policyd has other policy files. It reads the files again and returns
 	// the Endorser that is then in use, or nil. It returns when ctx ends. nil means that the files are not read again.
 	Successor func(ctx context.Context) *Endorser
@@ -53,10 +55,22 @@ type VerificationFailure struct {
 type Endorser struct {
 	rules   *requirement.Set
 	options EndorserOptions
+	// requires has the hashes of all requirements. conditions says that one has conditions, which may read the clock.
+	requires   map[string]bool
+	conditions bool
 }
 
 // NewEndorser returns an Endorser. A set without rules admits everything.
-func NewEndorser(rules *requirement.Set, o EndorserOptions) *Endorser { return &Endorser{rules, o} }
+func NewEndorser(rules *requirement.Set, o EndorserOptions) *Endorser {
+	e := &Endorser{rules: rules, options: o, requires: map[string]bool{}}
+	for _, r := range rules.Rules() {
+		if r.Requirement != nil {
+			e.requires[r.Hash] = true
+			e.conditions = e.conditions || r.Requirement.HasConditions()
+		}
+	}
+	return e
+}
 
 func (e *Endorser) version() [2]string {
 	return [...]string{e.options.PolicyHash, e.options.TrustedRoot}

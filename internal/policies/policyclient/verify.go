@@ -24,6 +24,8 @@ type VerifyRequest struct {
 	Credential   admission.Login // of the pull
 	// ListSignatures asks for the signatures that are found.
 	ListSignatures bool
+	// Background says that no pull waits for the answer, so that there is no credential. See the API.
+	Background bool
 }
 
 // Verify asks which requirements an image meets, and can take more than a minute, because pullgate-policyd asks the
@@ -33,6 +35,9 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Repor
 		PolicyHash: r.PolicyHash, TrustedRoot: r.TrustedRoot, Name: r.Name, ImageId: r.ImageID,
 		Digests:      r.Digests[:min(len(r.Digests), maxDigests)],
 		Requirements: r.Requirements, ListSignatures: r.ListSignatures,
+	}
+	if r.Background {
+		message.Requirements, message.BackgroundRequirements = nil, r.Requirements
 	}
 	if !r.Credential.Anonymous() {
 		message.Credential = &policyv1.RegistryCredential{
@@ -82,6 +87,7 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (require
 		v.Signatures = append(v.Signatures, requirement.Signature{
 			Repository: got.GetRepository(), FoundBy: got.GetFoundBy(), Digest: got.GetDigest(), Subject: got.GetSubject(),
 			Signer: got.GetSigner(), Counts: got.GetCounts(), Reason: got.GetReason(),
+			PredicateType: got.GetPredicateType(), Conditions: got.GetConditions(),
 		})
 	}
 	return v, nil

@@ -268,10 +268,13 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s and the trusted root %.12q",
 			s.inUse(), r.GetPolicyHash(), r.GetTrustedRoot())
 	}
-	c := r.GetCredential()
+	c, background := r.GetCredential(), len(r.GetBackgroundRequirements()) > 0
 	report, err := s.policies.signatures.Verify(ctx, set.rules, verify.Request{
-		Image:        verify.Image{Name: name, ID: r.GetImageId(), Digests: r.GetDigests()},
-		Requirements: r.GetRequirements(), List: r.GetListSignatures(), Credential: admission.Login{
+		Image: verify.Image{
+			Name: name, ID: r.GetImageId(), Digests: r.GetDigests(), Background: background,
+		},
+		Requirements: requirementsOf(r), List: r.GetListSignatures(),
+		Credential: admission.Login{
 			Username: c.GetUsername(), Password: c.GetPassword(),
 			IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
 		},
@@ -282,9 +285,13 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	return responseOf(set.version, report), nil
 }
 
+func requirementsOf(r *policyv1.VerifyRequest) []string {
+	return append(slices.Clip(r.GetRequirements()), r.GetBackgroundRequirements()...)
+}
+
 func checkVerify(r *policyv1.VerifyRequest, name imageref.Ref) error {
 	seen := map[string]bool{}
-	for _, hash := range r.GetRequirements() {
+	for _, hash := range requirementsOf(r) {
 		if seen[hash] {
 			return status.Errorf(codes.InvalidArgument, "requirement %.80q is there twice", hash)
 		}
@@ -345,10 +352,17 @@ func responseOf(v policyfiles.Version, report requirement.Report) *policyv1.Veri
 		}
 	}
 	for _, f := range report.Signatures[:min(len(report.Signatures), maxSignatures)] {
-		response.Signatures = append(response.Signatures, &policyv1.FoundSignature{
+		found := &policyv1.FoundSignature{
 			Repository: f.Repository, FoundBy: f.FoundBy, Digest: f.Digest, Subject: f.Subject, Counts: f.Counts,
 			Signer: left.clean(f.Signer, maxSigner), Reason: left.clean(f.Reason, maxSigner),
-		})
+			PredicateType: left.clean(f.PredicateType, maxSigner),
+		}
+		for _, c := range f.Conditions {
+			if text := left.clean(c, maxSigner); text != "" {
+				found.Conditions = append(found.Conditions, text)
+			}
+		}
+		response.Signatures = append(response.Signatures, found)
 	}
 	return response
 }

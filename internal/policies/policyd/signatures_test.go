@@ -137,6 +137,33 @@ func TestVerifyPassesRequestAndResults(t *testing.T) {
 	}
 }
 
+// A request in the background reaches no registry where only the credential of a pull may be used.
+func TestVerifyInTheBackground(t *testing.T) {
+	for mode, asked := range map[string]bool{
+		config.CredentialsPull: false, config.CredentialsNode: true, config.CredentialsNone: true,
+	} {
+		v := &verifier{answer: met}
+		p := prepareSigned(t, v)
+		p.config.Credentials = mode
+		if mode == config.CredentialsPull { // also not in a folder that may lack what the registry has
+			p.config.Bundles = t.TempDir()
+		}
+		p.start()
+		r := p.verifyRequest()
+		r.Background = true
+		got := testkit.Value(p.client().Verify(t.Context(), r))(t)
+		if (v.calls() > 0) != asked || got.Results[0].Met != asked {
+			t.Errorf("%s: %d verifications, %+v; want one: %v", mode, v.calls(), got.Results, asked)
+		}
+		if !asked && got.Results[0].Reason != requirement.RegistryDenied {
+			t.Errorf("%s: reason %s; want %s", mode, got.Results[0].Reason, requirement.RegistryDenied)
+		}
+		if asked && !v.asked[0].Background {
+			t.Errorf("%s: not asked for the statements that count for longest", mode)
+		}
+	}
+}
+
 func TestVerifyReportsDenials(t *testing.T) {
 	text := "no signature \x1b[31m by \xff" + strings.Repeat("ä", 1000)
 	v := &verifier{answer: func(context.Context, verify.Image) (requirement.Result, error) {

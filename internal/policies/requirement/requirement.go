@@ -238,6 +238,9 @@ type Signature struct {
 	Signer              string // fingerprint of a key, or subject and issuer of a certificate; "" if it is not known
 	Counts              bool   // for one of the requirements
 	Reason              string // why it counts or does not
+	PredicateType       string // of an attestation; "" if it is none, or cannot be read
+	// Conditions has a text for each condition that an attestation was compared with: whether it is met, and by what.
+	Conditions []string
 }
 
 // ExtensionNames returns the names of all certificate extensions that a rule can have.

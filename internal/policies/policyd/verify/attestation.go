@@ -152,34 +152,38 @@ type evaluation struct {
 type evaluated struct {
 	condition.Result
 
-	err error
+	err  error
+	seen []string // of each condition; only with run.list
 }
 
 // evaluate compares the predicate of a statement with the conditions of a leaf. Copies of the statement are compared
 // once.
-func (r *run) evaluate(ctx context.Context, l *leaf, s *signature) (condition.Result, error) {
+func (r *run) evaluate(ctx context.Context, l *leaf, s *signature) evaluated {
 	want := l.signed.Statement
 	if len(want.Conditions) == 0 {
-		return condition.Result{Met: true}, nil
+		return evaluated{Result: condition.Result{Met: true}}
 	}
 	key := evaluation{s.payloadDigest, want}
 	if known, ok := r.evaluated[key]; ok {
-		return known.Result, known.err
+		return known
 	}
 	if s.predicate == nil && s.unread == nil {
 		s.unread = s.decode(ctx)
 	}
-	result, err := condition.Result{}, s.unread
-	if err == nil {
-		if result, err = l.conditions.Evaluate(ctx, s.predicate, time.Now()); err == nil && !result.Met {
-			why := safetext.ASCII(result.Why, maxMiss)
-			err = fmt.Errorf("the attestation of type %s %w: %s", want.PredicateType, errCondition, why)
+	got, now := evaluated{err: s.unread}, time.Now()
+	if got.err == nil {
+		if got.Result, got.err = l.conditions.Evaluate(ctx, s.predicate, now); got.err == nil && !got.Met {
+			why := safetext.ASCII(got.Why, maxMiss)
+			got.err = fmt.Errorf("the attestation of type %s %w: %s", want.PredicateType, errCondition, why)
+		}
+		if r.list {
+			got.seen = l.conditions.Describe(ctx, s.predicate, now)
 		}
 	}
 	if ctx.Err() == nil {
-		r.evaluated[key] = evaluated{result, err}
+		r.evaluated[key] = got
 	}
-	return result, err
+	return got
 }
 
 const (

@@ -254,6 +254,39 @@ func TestNewestAttestationIsReadFirst(t *testing.T) {
 	}
 }
 
+// In the background all attestations are read, so that an old one that still counts does not hide a newer one. Without
+// that, the registry's order decides.
+func TestTheLongestAttestationCounts(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	for _, ages := range [][]time.Duration{{20 * time.Hour, time.Hour}, {time.Hour, 20 * time.Hour}} {
+		m, i := withImage(t)
+		for _, age := range ages {
+			scan{age: age}.attach(t, m, i.index, key, false)
+		}
+		c := newCheck(m, i, attestedBy(t, key))
+		c.image.Background = true
+		if left := time.Until(c.result(t).Until); left < 22*time.Hour {
+			t.Errorf("%v: counts for %v; want the 23 hours of the newest scan", ages, left)
+		}
+	}
+}
+
+// A list names the type of each statement and what each of its conditions was compared with; nothing else does.
+func TestTheListHasConditions(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	m, i := withImage(t)
+	scan{age: time.Hour, score: 9}.attach(t, m, i.index, key, false)
+	c := newCheck(m, i, attestedBy(t, key))
+	c.list = true
+	found := c.report(t).Signatures
+	if len(found) != 1 || found[0].PredicateType != scanType || len(found[0].Conditions) < 2 ||
+		!strings.Contains(strings.Join(found[0].Conditions, "\n"), "not met: ") ||
+		!strings.Contains(strings.Join(found[0].Conditions, "\n"), "\nmet: ") &&
+			!strings.HasPrefix(found[0].Conditions[0], "met: ") {
+		t.Errorf("signatures %+v; want one with its conditions", found)
+	}
+}
+
 // Large attestations by others do not take all the time that there is.
 func TestFewLargeAttestationsAreRead(t *testing.T) {
 	key, other := sigstoretest.NewKey(t), sigstoretest.NewKey(t)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -89,7 +88,7 @@ func (r *run) collect(ctx context.Context) {
 func (r *run) done() bool {
 	open := func(w *requirement.Rule) bool { return w.NeedsSignature() && !r.signed(w.Requirement) }
 	unread := r.needs.all || len(r.validations) > 0 && r.platform == ""
-	return !r.list && !unread && !slices.ContainsFunc(r.want, open)
+	return !r.list && !r.image.Background && !unread && !slices.ContainsFunc(r.want, open)
 }
 
 // signed reports whether a requirement is met if nothing but signatures and statements decides.
@@ -217,7 +216,7 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 	}
 	defer func() { s.end() }()
 	digest := s.digests[i]
-	var signers []string
+	var signers, seen []string
 	misses := map[*leaf]error{}
 	for _, l := range r.order {
 		if ctx.Err() != nil {
@@ -228,9 +227,11 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 			continue
 		}
 		signer, err := guarded(func() (string, error) { return l.verify(s, digest) })
-		var evaluated condition.Result
+		var got evaluated
 		if err == nil && l.signed.Statement != nil {
-			evaluated, err = guarded(func() (condition.Result, error) { return r.evaluate(ctx, l, s) })
+			if got, err = guarded(func() (evaluated, error) { return r.evaluate(ctx, l, s), nil }); err == nil {
+				err, seen = got.err, unique(append(seen, got.seen...))
+			}
 		}
 		if err != nil {
 			misses[l] = err
@@ -238,8 +239,9 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 		}
 		r.keep(l, s)
 		signers = append(signers, signer)
-		if l.signer == "" {
-			l.signer, l.digest, l.evaluated = signer, digest, evaluated
+		// Of several statements that count and are read, the one is kept that does so for longest.
+		if l.signer == "" || l.signed.Statement != nil && !l.evaluated.Longer(got.Result) {
+			l.signer, l.digest, l.evaluated = signer, digest, got.Result
 			if l.signed.Statement != nil {
 				l.attested = s.payloadDigest
 			}
@@ -247,6 +249,7 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 	}
 	if signers == nil {
 		r.missed(at, s, func(l *leaf) error { return misses[l] })
+		r.noteStatement(s, seen)
 		return
 	}
 	r.closest(at, func(l *leaf) error { // of the same signer
@@ -256,6 +259,16 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 		return nil
 	})
 	r.note(at, strings.Join(unique(signers), ", "), true, "valid for "+digest)
+	r.noteStatement(s, seen)
+}
+
+// noteStatement adds to the signature that was noted last what it states.
+func (r *run) noteStatement(s *signature, seen []string) {
+	if !r.list || s.statement == nil || s.statement.PredicateType == requirement.SignatureType {
+		return
+	}
+	last := &r.found[len(r.found)-1]
+	last.PredicateType, last.Conditions = clean(s.statement.PredicateType), seen
 }
 
 func (r *run) accepts(l *leaf, at place) bool {

@@ -180,8 +180,11 @@ func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirem
 		}
 		want[i] = &all[known]
 	}
+	if r.Background && s.options.Config.Credentials == config.CredentialsPull {
+		return refused(want), nil
+	}
 	k := key{
-		rules: rules, name: r.Name, imageID: r.ID, list: r.List,
+		rules: rules, name: r.Name, imageID: r.ID, list: r.List, background: r.Background,
 		digests: strings.Join(r.Digests, "\n"), requirements: strings.Join(r.Requirements, "\n"),
 	}
 	if s.options.Config.Credentials == config.CredentialsPull {
@@ -194,6 +197,18 @@ func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirem
 		}
 		return report, err
 	})
+}
+
+// refused is the answer to a request in the background where only the credential of a pull may be used: without one,
+// the registry must not be asked, and a folder of bundles may lack what it has.
+func refused(want []*requirement.Rule) (report requirement.Report) {
+	for _, w := range want {
+		report.Results = append(report.Results, requirement.Result{
+			Requirement: w.Hash, Reason: requirement.RegistryDenied,
+			Message: "pullgate-policyd uses the credential of a pull (credentials: Pull), and none is in progress",
+		})
+	}
+	return report
 }
 
 func (s *Service) countAll(report requirement.Report) {
@@ -262,7 +277,7 @@ type key struct {
 	name                           imageref.Ref
 	imageID, digests, requirements string
 	credential                     admission.Login
-	list                           bool
+	list, background               bool
 	webhook                        bool // the image is resolved, and results are cached
 }
 

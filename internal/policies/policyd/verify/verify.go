@@ -58,6 +58,9 @@ type Image struct {
 	ID string
 	// Digests of manifests and indexes are hints about what leads to the image, also with a repository before an @.
 	Digests []string
+	// Background says that no pull waits, so that there is no credential of one. All statements are read, and those that
+	// count for longest decide.
+	Background bool
 }
 
 // ErrName is returned by Verify for an image without a valid name.

@@ -886,7 +886,9 @@ type Endorsement struct {
 	// endorsement has no effect, until a policy has the requirement again.
 	Rules []string `protobuf:"bytes,7,rep,name=rules,proto3" json:"rules,omitempty"`
 	// The attestations that count for the requirement, at most 16.
-	Attestations  []*Attestation `protobuf:"bytes,8,rep,name=attestations,proto3" json:"attestations,omitempty"`
+	Attestations []*Attestation `protobuf:"bytes,8,rep,name=attestations,proto3" json:"attestations,omitempty"`
+	// Why the image no longer meets the requirement, as the last recheck found; absent if it does, or was not rechecked.
+	Drift         *EndorsementDrift `protobuf:"bytes,9,opt,name=drift,proto3" json:"drift,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -977,6 +979,77 @@ func (x *Endorsement) GetAttestations() []*Attestation {
 	return nil
 }
 
+func (x *Endorsement) GetDrift() *EndorsementDrift {
+	if x != nil {
+		return x.Drift
+	}
+	return nil
+}
+
+// EndorsementDrift says that an image was verified again and does not meet the requirement. The endorsement counts.
+type EndorsementDrift struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The case, as SIGNATURE_MISSING.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// A sentence.
+	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// When a recheck first found it.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndorsementDrift) Reset() {
+	*x = EndorsementDrift{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndorsementDrift) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndorsementDrift) ProtoMessage() {}
+
+func (x *EndorsementDrift) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndorsementDrift.ProtoReflect.Descriptor instead.
+func (*EndorsementDrift) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *EndorsementDrift) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *EndorsementDrift) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *EndorsementDrift) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // Attestation is a signed statement about an image.
 type Attestation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -990,7 +1063,7 @@ type Attestation struct {
 
 func (x *Attestation) Reset() {
 	*x = Attestation{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1002,7 +1075,7 @@ func (x *Attestation) String() string {
 func (*Attestation) ProtoMessage() {}
 
 func (x *Attestation) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1015,7 +1088,7 @@ func (x *Attestation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attestation.ProtoReflect.Descriptor instead.
 func (*Attestation) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{9}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Attestation) GetPredicateType() string {
@@ -1055,7 +1128,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1140,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1153,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{10}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Image) GetImageId() string {
@@ -1141,7 +1214,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1153,7 +1226,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1166,7 +1239,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
 }
 
 // GetStatusResponse is the status of the daemon.
@@ -1208,7 +1281,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1293,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1233,7 +1306,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -1354,7 +1427,7 @@ type NotListening struct {
 
 func (x *NotListening) Reset() {
 	*x = NotListening{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1439,7 @@ func (x *NotListening) String() string {
 func (*NotListening) ProtoMessage() {}
 
 func (x *NotListening) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1452,7 @@ func (x *NotListening) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotListening.ProtoReflect.Descriptor instead.
 func (*NotListening) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NotListening) GetField() string {
@@ -1409,7 +1482,7 @@ type Reload struct {
 
 func (x *Reload) Reset() {
 	*x = Reload{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1494,7 @@ func (x *Reload) String() string {
 func (*Reload) ProtoMessage() {}
 
 func (x *Reload) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1507,7 @@ func (x *Reload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reload.ProtoReflect.Descriptor instead.
 func (*Reload) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Reload) GetAt() *timestamppb.Timestamp {
@@ -1476,7 +1549,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1488,7 +1561,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1501,7 +1574,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StoreStatus) GetPath() string {
@@ -1573,7 +1646,7 @@ type Distrust struct {
 
 func (x *Distrust) Reset() {
 	*x = Distrust{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1658,7 @@ func (x *Distrust) String() string {
 func (*Distrust) ProtoMessage() {}
 
 func (x *Distrust) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1671,7 @@ func (x *Distrust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Distrust.ProtoReflect.Descriptor instead.
 func (*Distrust) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Distrust) GetSince() *timestamppb.Timestamp {
@@ -1632,7 +1705,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1717,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1730,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RuntimeStatus) GetEndpoint() string {
@@ -1703,7 +1776,7 @@ type PodSourceStatus struct {
 
 func (x *PodSourceStatus) Reset() {
 	*x = PodSourceStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +1788,7 @@ func (x *PodSourceStatus) String() string {
 func (*PodSourceStatus) ProtoMessage() {}
 
 func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +1801,7 @@ func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodSourceStatus.ProtoReflect.Descriptor instead.
 func (*PodSourceStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PodSourceStatus) GetNode() string {
@@ -1765,7 +1838,7 @@ type DecisionLogStatus struct {
 
 func (x *DecisionLogStatus) Reset() {
 	*x = DecisionLogStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +1850,7 @@ func (x *DecisionLogStatus) String() string {
 func (*DecisionLogStatus) ProtoMessage() {}
 
 func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +1863,7 @@ func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionLogStatus.ProtoReflect.Descriptor instead.
 func (*DecisionLogStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DecisionLogStatus) GetPath() string {
@@ -1830,7 +1903,7 @@ type ImageFilter struct {
 
 func (x *ImageFilter) Reset() {
 	*x = ImageFilter{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1915,7 @@ func (x *ImageFilter) String() string {
 func (*ImageFilter) ProtoMessage() {}
 
 func (x *ImageFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1928,7 @@ func (x *ImageFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageFilter.ProtoReflect.Descriptor instead.
 func (*ImageFilter) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ImageFilter) GetRepository() string {
@@ -1915,7 +1988,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2000,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2013,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListImagesRequest) GetFilter() *ImageFilter {
@@ -1977,7 +2050,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1989,7 +2062,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2002,7 +2075,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2030,7 +2103,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2115,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2128,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetImageRequest) GetImage() string {
@@ -2076,7 +2149,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2161,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2174,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -2126,7 +2199,7 @@ type ListIntentsRequest struct {
 
 func (x *ListIntentsRequest) Reset() {
 	*x = ListIntentsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2211,7 @@ func (x *ListIntentsRequest) String() string {
 func (*ListIntentsRequest) ProtoMessage() {}
 
 func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2224,7 @@ func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsRequest.ProtoReflect.Descriptor instead.
 func (*ListIntentsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListIntentsRequest) GetRepository() string {
@@ -2188,7 +2261,7 @@ type ListIntentsResponse struct {
 
 func (x *ListIntentsResponse) Reset() {
 	*x = ListIntentsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2273,7 @@ func (x *ListIntentsResponse) String() string {
 func (*ListIntentsResponse) ProtoMessage() {}
 
 func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2286,7 @@ func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsResponse.ProtoReflect.Descriptor instead.
 func (*ListIntentsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListIntentsResponse) GetIntents() []*Intent {
@@ -2247,7 +2320,7 @@ type ListGrantsRequest struct {
 
 func (x *ListGrantsRequest) Reset() {
 	*x = ListGrantsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2259,7 +2332,7 @@ func (x *ListGrantsRequest) String() string {
 func (*ListGrantsRequest) ProtoMessage() {}
 
 func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2272,7 +2345,7 @@ func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListGrantsRequest) GetPod() *PodRef {
@@ -2316,7 +2389,7 @@ type ListGrantsResponse struct {
 
 func (x *ListGrantsResponse) Reset() {
 	*x = ListGrantsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2401,7 @@ func (x *ListGrantsResponse) String() string {
 func (*ListGrantsResponse) ProtoMessage() {}
 
 func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2414,7 @@ func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsResponse.ProtoReflect.Descriptor instead.
 func (*ListGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListGrantsResponse) GetGrants() []*Grant {
@@ -2382,7 +2455,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2467,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2480,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExplainRequest) GetImage() string {
@@ -2509,7 +2582,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2594,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2607,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -2636,7 +2709,7 @@ type PolicyAnswer struct {
 
 func (x *PolicyAnswer) Reset() {
 	*x = PolicyAnswer{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2648,7 +2721,7 @@ func (x *PolicyAnswer) String() string {
 func (*PolicyAnswer) ProtoMessage() {}
 
 func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2661,7 +2734,7 @@ func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyAnswer.ProtoReflect.Descriptor instead.
 func (*PolicyAnswer) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PolicyAnswer) GetCall() string {
@@ -2730,7 +2803,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2815,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2828,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Finding) GetValidator() string {
@@ -2850,7 +2923,7 @@ type ListPodsRequest struct {
 
 func (x *ListPodsRequest) Reset() {
 	*x = ListPodsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2935,7 @@ func (x *ListPodsRequest) String() string {
 func (*ListPodsRequest) ProtoMessage() {}
 
 func (x *ListPodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +2948,7 @@ func (x *ListPodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPodsRequest.ProtoReflect.Descriptor instead.
 func (*ListPodsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListPodsRequest) GetDenied() bool {
@@ -2916,7 +2989,7 @@ type ListPodsResponse struct {
 
 func (x *ListPodsResponse) Reset() {
 	*x = ListPodsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3001,7 @@ func (x *ListPodsResponse) String() string {
 func (*ListPodsResponse) ProtoMessage() {}
 
 func (x *ListPodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3014,7 @@ func (x *ListPodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPodsResponse.ProtoReflect.Descriptor instead.
 func (*ListPodsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListPodsResponse) GetImages() []*PodImage {
@@ -3000,7 +3073,7 @@ type PodImage struct {
 
 func (x *PodImage) Reset() {
 	*x = PodImage{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3085,7 @@ func (x *PodImage) String() string {
 func (*PodImage) ProtoMessage() {}
 
 func (x *PodImage) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3098,7 @@ func (x *PodImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodImage.ProtoReflect.Descriptor instead.
 func (*PodImage) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PodImage) GetNamespace() string {
@@ -3126,7 +3199,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3138,7 +3211,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3151,7 +3224,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Evidence) GetPresence() Presence {
@@ -3281,7 +3354,7 @@ type PodCredential struct {
 
 func (x *PodCredential) Reset() {
 	*x = PodCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3293,7 +3366,7 @@ func (x *PodCredential) String() string {
 func (*PodCredential) ProtoMessage() {}
 
 func (x *PodCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3306,7 +3379,7 @@ func (x *PodCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCredential.ProtoReflect.Descriptor instead.
 func (*PodCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PodCredential) GetCredentialId() string {
@@ -3351,7 +3424,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3436,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3449,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RevokeRequest) GetCredentialId() string {
@@ -3439,7 +3512,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3451,7 +3524,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3464,7 +3537,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RevokeResponse) GetProofs() []*RevokedProof {
@@ -3508,7 +3581,7 @@ type RevokedProof struct {
 
 func (x *RevokedProof) Reset() {
 	*x = RevokedProof{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3520,7 +3593,7 @@ func (x *RevokedProof) String() string {
 func (*RevokedProof) ProtoMessage() {}
 
 func (x *RevokedProof) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3533,7 +3606,7 @@ func (x *RevokedProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedProof.ProtoReflect.Descriptor instead.
 func (*RevokedProof) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RevokedProof) GetPair() *Pair {
@@ -3567,7 +3640,7 @@ type ListPreloadedRequest struct {
 
 func (x *ListPreloadedRequest) Reset() {
 	*x = ListPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +3652,7 @@ func (x *ListPreloadedRequest) String() string {
 func (*ListPreloadedRequest) ProtoMessage() {}
 
 func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +3665,7 @@ func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ListPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListPreloadedRequest) GetRepository() string {
@@ -3636,7 +3709,7 @@ type ListPreloadedResponse struct {
 
 func (x *ListPreloadedResponse) Reset() {
 	*x = ListPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3648,7 +3721,7 @@ func (x *ListPreloadedResponse) String() string {
 func (*ListPreloadedResponse) ProtoMessage() {}
 
 func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3661,7 +3734,7 @@ func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ListPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListPreloadedResponse) GetMarks() []*Mark {
@@ -3701,7 +3774,7 @@ type AcceptPreloadedRequest struct {
 
 func (x *AcceptPreloadedRequest) Reset() {
 	*x = AcceptPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3713,7 +3786,7 @@ func (x *AcceptPreloadedRequest) String() string {
 func (*AcceptPreloadedRequest) ProtoMessage() {}
 
 func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +3799,7 @@ func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AcceptPreloadedRequest) GetRepository() string {
@@ -3787,7 +3860,7 @@ type AcceptPreloadedResponse struct {
 
 func (x *AcceptPreloadedResponse) Reset() {
 	*x = AcceptPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3799,7 +3872,7 @@ func (x *AcceptPreloadedResponse) String() string {
 func (*AcceptPreloadedResponse) ProtoMessage() {}
 
 func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3812,7 +3885,7 @@ func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
@@ -3854,7 +3927,7 @@ type ForgetPreloadedRequest struct {
 
 func (x *ForgetPreloadedRequest) Reset() {
 	*x = ForgetPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3866,7 +3939,7 @@ func (x *ForgetPreloadedRequest) String() string {
 func (*ForgetPreloadedRequest) ProtoMessage() {}
 
 func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3879,7 +3952,7 @@ func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ForgetPreloadedRequest) GetRepository() string {
@@ -3925,7 +3998,7 @@ type ForgetPreloadedResponse struct {
 
 func (x *ForgetPreloadedResponse) Reset() {
 	*x = ForgetPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4010,7 @@ func (x *ForgetPreloadedResponse) String() string {
 func (*ForgetPreloadedResponse) ProtoMessage() {}
 
 func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4023,7 @@ func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
@@ -3988,14 +4061,16 @@ type ListEndorsementsRequest struct {
 	// How many at most.
 	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The page; "": the first.
-	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only those with a drift.
+	Drift         bool `protobuf:"varint,7,opt,name=drift,proto3" json:"drift,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListEndorsementsRequest) Reset() {
 	*x = ListEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4007,7 +4082,7 @@ func (x *ListEndorsementsRequest) String() string {
 func (*ListEndorsementsRequest) ProtoMessage() {}
 
 func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4020,7 +4095,7 @@ func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListEndorsementsRequest) GetRepository() string {
@@ -4065,6 +4140,13 @@ func (x *ListEndorsementsRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListEndorsementsRequest) GetDrift() bool {
+	if x != nil {
+		return x.Drift
+	}
+	return false
+}
+
 // ListEndorsementsResponse is a page of endorsements.
 type ListEndorsementsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4078,7 +4160,7 @@ type ListEndorsementsResponse struct {
 
 func (x *ListEndorsementsResponse) Reset() {
 	*x = ListEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4090,7 +4172,7 @@ func (x *ListEndorsementsResponse) String() string {
 func (*ListEndorsementsResponse) ProtoMessage() {}
 
 func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4103,7 +4185,7 @@ func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -4143,7 +4225,7 @@ type RevokeEndorsementsRequest struct {
 
 func (x *RevokeEndorsementsRequest) Reset() {
 	*x = RevokeEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4155,7 +4237,7 @@ func (x *RevokeEndorsementsRequest) String() string {
 func (*RevokeEndorsementsRequest) ProtoMessage() {}
 
 func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4168,7 +4250,7 @@ func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RevokeEndorsementsRequest) GetRepository() string {
@@ -4231,7 +4313,7 @@ type RevokeEndorsementsResponse struct {
 
 func (x *RevokeEndorsementsResponse) Reset() {
 	*x = RevokeEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4243,7 +4325,7 @@ func (x *RevokeEndorsementsResponse) String() string {
 func (*RevokeEndorsementsResponse) ProtoMessage() {}
 
 func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4256,7 +4338,7 @@ func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RevokeEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -4277,7 +4359,7 @@ type EndDistrustRequest struct {
 
 func (x *EndDistrustRequest) Reset() {
 	*x = EndDistrustRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4371,7 @@ func (x *EndDistrustRequest) String() string {
 func (*EndDistrustRequest) ProtoMessage() {}
 
 func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4384,7 @@ func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustRequest.ProtoReflect.Descriptor instead.
 func (*EndDistrustRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *EndDistrustRequest) GetDryRun() bool {
@@ -4325,7 +4407,7 @@ type EndDistrustResponse struct {
 
 func (x *EndDistrustResponse) Reset() {
 	*x = EndDistrustResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4337,7 +4419,7 @@ func (x *EndDistrustResponse) String() string {
 func (*EndDistrustResponse) ProtoMessage() {}
 
 func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4350,7 +4432,7 @@ func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustResponse.ProtoReflect.Descriptor instead.
 func (*EndDistrustResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EndDistrustResponse) GetEnded() *Distrust {
@@ -4376,7 +4458,7 @@ type VerifyStoreRequest struct {
 
 func (x *VerifyStoreRequest) Reset() {
 	*x = VerifyStoreRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4388,7 +4470,7 @@ func (x *VerifyStoreRequest) String() string {
 func (*VerifyStoreRequest) ProtoMessage() {}
 
 func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4401,7 +4483,7 @@ func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreRequest.ProtoReflect.Descriptor instead.
 func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
 }
 
 // VerifyStoreResponse is what was read.
@@ -4421,7 +4503,7 @@ type VerifyStoreResponse struct {
 
 func (x *VerifyStoreResponse) Reset() {
 	*x = VerifyStoreResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4433,7 +4515,7 @@ func (x *VerifyStoreResponse) String() string {
 func (*VerifyStoreResponse) ProtoMessage() {}
 
 func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4446,7 +4528,7 @@ func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreResponse.ProtoReflect.Descriptor instead.
 func (*VerifyStoreResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VerifyStoreResponse) GetValues() int64 {
@@ -4490,7 +4572,7 @@ type StoreProblem struct {
 
 func (x *StoreProblem) Reset() {
 	*x = StoreProblem{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4502,7 +4584,7 @@ func (x *StoreProblem) String() string {
 func (*StoreProblem) ProtoMessage() {}
 
 func (x *StoreProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4515,7 +4597,7 @@ func (x *StoreProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreProblem.ProtoReflect.Descriptor instead.
 func (*StoreProblem) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StoreProblem) GetWhere() string {
@@ -4541,7 +4623,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4553,7 +4635,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4566,7 +4648,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
 }
 
 // BackupResponse is a piece of the backup.
@@ -4582,7 +4664,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4594,7 +4676,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4607,7 +4689,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -4639,7 +4721,7 @@ type ReportNodeCredentialsRequest struct {
 
 func (x *ReportNodeCredentialsRequest) Reset() {
 	*x = ReportNodeCredentialsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4651,7 +4733,7 @@ func (x *ReportNodeCredentialsRequest) String() string {
 func (*ReportNodeCredentialsRequest) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4664,7 +4746,7 @@ func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReportNodeCredentialsRequest) GetKeyFingerprint() string {
@@ -4701,7 +4783,7 @@ type NodeCredential struct {
 
 func (x *NodeCredential) Reset() {
 	*x = NodeCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4713,7 +4795,7 @@ func (x *NodeCredential) String() string {
 func (*NodeCredential) ProtoMessage() {}
 
 func (x *NodeCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4726,7 +4808,7 @@ func (x *NodeCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
 func (*NodeCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NodeCredential) GetCredentialId() string {
@@ -4752,7 +4834,7 @@ type ReportNodeCredentialsResponse struct {
 
 func (x *ReportNodeCredentialsResponse) Reset() {
 	*x = ReportNodeCredentialsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4764,7 +4846,7 @@ func (x *ReportNodeCredentialsResponse) String() string {
 func (*ReportNodeCredentialsResponse) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4777,7 +4859,7 @@ func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
 }
 
 // WatchDecisionsRequest asks for decisions.
@@ -4793,7 +4875,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +4887,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +4900,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -4872,7 +4954,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4884,7 +4966,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4897,7 +4979,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -5011,7 +5093,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5023,7 +5105,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5036,7 +5118,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListPoliciesRequest) GetPageSize() int32 {
@@ -5079,7 +5161,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5091,7 +5173,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5104,7 +5186,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5193,7 +5275,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5205,7 +5287,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5218,7 +5300,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Policy) GetKind() string {
@@ -5316,7 +5398,7 @@ type SignatureRule struct {
 
 func (x *SignatureRule) Reset() {
 	*x = SignatureRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5410,7 @@ func (x *SignatureRule) String() string {
 func (*SignatureRule) ProtoMessage() {}
 
 func (x *SignatureRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5423,7 @@ func (x *SignatureRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignatureRule.ProtoReflect.Descriptor instead.
 func (*SignatureRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SignatureRule) GetName() string {
@@ -5419,7 +5501,7 @@ type ReviewBackend struct {
 
 func (x *ReviewBackend) Reset() {
 	*x = ReviewBackend{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5431,7 +5513,7 @@ func (x *ReviewBackend) String() string {
 func (*ReviewBackend) ProtoMessage() {}
 
 func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5444,7 +5526,7 @@ func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
 func (*ReviewBackend) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReviewBackend) GetDefaultAllow() bool {
@@ -5498,7 +5580,7 @@ type VerifyImageRequest struct {
 
 func (x *VerifyImageRequest) Reset() {
 	*x = VerifyImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5510,7 +5592,7 @@ func (x *VerifyImageRequest) String() string {
 func (*VerifyImageRequest) ProtoMessage() {}
 
 func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5523,7 +5605,7 @@ func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageRequest.ProtoReflect.Descriptor instead.
 func (*VerifyImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *VerifyImageRequest) GetImage() string {
@@ -5560,7 +5642,7 @@ type RegistryLogin struct {
 
 func (x *RegistryLogin) Reset() {
 	*x = RegistryLogin{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5572,7 +5654,7 @@ func (x *RegistryLogin) String() string {
 func (*RegistryLogin) ProtoMessage() {}
 
 func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5585,7 +5667,7 @@ func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
 func (*RegistryLogin) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RegistryLogin) GetUsername() string {
@@ -5621,7 +5703,7 @@ type VerifyImageResponse struct {
 
 func (x *VerifyImageResponse) Reset() {
 	*x = VerifyImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5633,7 +5715,7 @@ func (x *VerifyImageResponse) String() string {
 func (*VerifyImageResponse) ProtoMessage() {}
 
 func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5646,7 +5728,7 @@ func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageResponse.ProtoReflect.Descriptor instead.
 func (*VerifyImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VerifyImageResponse) GetImage() *Pair {
@@ -5706,7 +5788,7 @@ type VerifiedRule struct {
 
 func (x *VerifiedRule) Reset() {
 	*x = VerifiedRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5718,7 +5800,7 @@ func (x *VerifiedRule) String() string {
 func (*VerifiedRule) ProtoMessage() {}
 
 func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5731,7 +5813,7 @@ func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifiedRule.ProtoReflect.Descriptor instead.
 func (*VerifiedRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *VerifiedRule) GetKind() string {
@@ -5820,14 +5902,18 @@ type ImageSignature struct {
 	// Whether it counts for one of the rules.
 	Counts bool `protobuf:"varint,6,opt,name=counts,proto3" json:"counts,omitempty"`
 	// Why it counts or does not.
-	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The type of the predicate of an attestation; "" if it is none, or cannot be read.
+	PredicateType string `protobuf:"bytes,8,opt,name=predicate_type,json=predicateType,proto3" json:"predicate_type,omitempty"`
+	// What its conditions were compared with, one text for each condition, as far as they fit into the answer.
+	Conditions    []string `protobuf:"bytes,9,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImageSignature) Reset() {
 	*x = ImageSignature{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +5925,7 @@ func (x *ImageSignature) String() string {
 func (*ImageSignature) ProtoMessage() {}
 
 func (x *ImageSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +5938,7 @@ func (x *ImageSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageSignature.ProtoReflect.Descriptor instead.
 func (*ImageSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ImageSignature) GetRepository() string {
@@ -5902,6 +5988,20 @@ func (x *ImageSignature) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *ImageSignature) GetPredicateType() string {
+	if x != nil {
+		return x.PredicateType
+	}
+	return ""
+}
+
+func (x *ImageSignature) GetConditions() []string {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
 }
 
 var File_pullgate_admin_v1_pull_records_proto protoreflect.FileDescriptor
@@ -5956,7 +6056,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x03pod\x18\x01 \x01(\v2\x19.pullgate.admin.v1.PodRefR\x03pod\x12+\n" +
 	"\x04pair\x18\x02 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12#\n" +
-	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\xd6\x02\n" +
+	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\x91\x03\n" +
 	"\vEndorsement\x12+\n" +
 	"\x04pair\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12 \n" +
 	"\vrequirement\x18\x02 \x01(\tR\vrequirement\x12\x16\n" +
@@ -5965,7 +6065,12 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\bverified\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x124\n" +
 	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x14\n" +
 	"\x05rules\x18\a \x03(\tR\x05rules\x12B\n" +
-	"\fattestations\x18\b \x03(\v2\x1e.pullgate.admin.v1.AttestationR\fattestations\"L\n" +
+	"\fattestations\x18\b \x03(\v2\x1e.pullgate.admin.v1.AttestationR\fattestations\x129\n" +
+	"\x05drift\x18\t \x01(\v2#.pullgate.admin.v1.EndorsementDriftR\x05drift\"v\n" +
+	"\x10EndorsementDrift\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"L\n" +
 	"\vAttestation\x12%\n" +
 	"\x0epredicate_type\x18\x01 \x01(\tR\rpredicateType\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x93\x02\n" +
@@ -6209,7 +6314,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tforgotten\x18\x01 \x03(\v2\x17.pullgate.admin.v1.MarkR\tforgotten\x120\n" +
 	"\x06grants\x18\x02 \x03(\v2\x18.pullgate.admin.v1.GrantR\x06grants\x126\n" +
 	"\n" +
-	"still_open\x18\x03 \x03(\v2\x17.pullgate.admin.v1.PairR\tstillOpen\"\xca\x01\n" +
+	"still_open\x18\x03 \x03(\v2\x17.pullgate.admin.v1.PairR\tstillOpen\"\xe0\x01\n" +
 	"\x17ListEndorsementsRequest\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x01 \x01(\tR\n" +
@@ -6219,7 +6324,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x06signer\x18\x04 \x01(\tR\x06signer\x12\x1b\n" +
 	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x06 \x01(\tR\tpageToken\"\x86\x01\n" +
+	"page_token\x18\x06 \x01(\tR\tpageToken\x12\x14\n" +
+	"\x05drift\x18\a \x01(\bR\x05drift\"\x86\x01\n" +
 	"\x18ListEndorsementsResponse\x12B\n" +
 	"\fendorsements\x18\x01 \x03(\v2\x1e.pullgate.admin.v1.EndorsementR\fendorsements\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xd3\x01\n" +
@@ -6354,7 +6460,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\amessage\x18\b \x01(\tR\amessage\x12\x18\n" +
 	"\asigners\x18\t \x03(\tR\asigners\x12\x16\n" +
 	"\x06digest\x18\n" +
-	" \x01(\tR\x06digest\"\xc5\x01\n" +
+	" \x01(\tR\x06digest\"\x8c\x02\n" +
 	"\x0eImageSignature\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x01 \x01(\tR\n" +
@@ -6364,7 +6470,11 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\asubject\x18\x04 \x01(\tR\asubject\x12\x16\n" +
 	"\x06signer\x18\x05 \x01(\tR\x06signer\x12\x16\n" +
 	"\x06counts\x18\x06 \x01(\bR\x06counts\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason*O\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12%\n" +
+	"\x0epredicate_type\x18\b \x01(\tR\rpredicateType\x12\x1e\n" +
+	"\n" +
+	"conditions\x18\t \x03(\tR\n" +
+	"conditions*O\n" +
 	"\bPresence\x12\x18\n" +
 	"\x14PRESENCE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10PRESENCE_PRESENT\x10\x01\x12\x13\n" +
@@ -6420,7 +6530,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -6435,219 +6545,222 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*Intent)(nil),                        // 10: pullgate.admin.v1.Intent
 	(*Grant)(nil),                         // 11: pullgate.admin.v1.Grant
 	(*Endorsement)(nil),                   // 12: pullgate.admin.v1.Endorsement
-	(*Attestation)(nil),                   // 13: pullgate.admin.v1.Attestation
-	(*Image)(nil),                         // 14: pullgate.admin.v1.Image
-	(*GetStatusRequest)(nil),              // 15: pullgate.admin.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 16: pullgate.admin.v1.GetStatusResponse
-	(*NotListening)(nil),                  // 17: pullgate.admin.v1.NotListening
-	(*Reload)(nil),                        // 18: pullgate.admin.v1.Reload
-	(*StoreStatus)(nil),                   // 19: pullgate.admin.v1.StoreStatus
-	(*Distrust)(nil),                      // 20: pullgate.admin.v1.Distrust
-	(*RuntimeStatus)(nil),                 // 21: pullgate.admin.v1.RuntimeStatus
-	(*PodSourceStatus)(nil),               // 22: pullgate.admin.v1.PodSourceStatus
-	(*DecisionLogStatus)(nil),             // 23: pullgate.admin.v1.DecisionLogStatus
-	(*ImageFilter)(nil),                   // 24: pullgate.admin.v1.ImageFilter
-	(*ListImagesRequest)(nil),             // 25: pullgate.admin.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),            // 26: pullgate.admin.v1.ListImagesResponse
-	(*GetImageRequest)(nil),               // 27: pullgate.admin.v1.GetImageRequest
-	(*GetImageResponse)(nil),              // 28: pullgate.admin.v1.GetImageResponse
-	(*ListIntentsRequest)(nil),            // 29: pullgate.admin.v1.ListIntentsRequest
-	(*ListIntentsResponse)(nil),           // 30: pullgate.admin.v1.ListIntentsResponse
-	(*ListGrantsRequest)(nil),             // 31: pullgate.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),            // 32: pullgate.admin.v1.ListGrantsResponse
-	(*ExplainRequest)(nil),                // 33: pullgate.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),               // 34: pullgate.admin.v1.ExplainResponse
-	(*PolicyAnswer)(nil),                  // 35: pullgate.admin.v1.PolicyAnswer
-	(*Finding)(nil),                       // 36: pullgate.admin.v1.Finding
-	(*ListPodsRequest)(nil),               // 37: pullgate.admin.v1.ListPodsRequest
-	(*ListPodsResponse)(nil),              // 38: pullgate.admin.v1.ListPodsResponse
-	(*PodImage)(nil),                      // 39: pullgate.admin.v1.PodImage
-	(*Evidence)(nil),                      // 40: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),                 // 41: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),                 // 42: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 43: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),                  // 44: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),          // 45: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),         // 46: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),        // 47: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil),       // 48: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),        // 49: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil),       // 50: pullgate.admin.v1.ForgetPreloadedResponse
-	(*ListEndorsementsRequest)(nil),       // 51: pullgate.admin.v1.ListEndorsementsRequest
-	(*ListEndorsementsResponse)(nil),      // 52: pullgate.admin.v1.ListEndorsementsResponse
-	(*RevokeEndorsementsRequest)(nil),     // 53: pullgate.admin.v1.RevokeEndorsementsRequest
-	(*RevokeEndorsementsResponse)(nil),    // 54: pullgate.admin.v1.RevokeEndorsementsResponse
-	(*EndDistrustRequest)(nil),            // 55: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),           // 56: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),            // 57: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),           // 58: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),                  // 59: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),                 // 60: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),                // 61: pullgate.admin.v1.BackupResponse
-	(*ReportNodeCredentialsRequest)(nil),  // 62: pullgate.admin.v1.ReportNodeCredentialsRequest
-	(*NodeCredential)(nil),                // 63: pullgate.admin.v1.NodeCredential
-	(*ReportNodeCredentialsResponse)(nil), // 64: pullgate.admin.v1.ReportNodeCredentialsResponse
-	(*WatchDecisionsRequest)(nil),         // 65: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 66: pullgate.admin.v1.WatchDecisionsResponse
-	(*ListPoliciesRequest)(nil),           // 67: pullgate.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 68: pullgate.admin.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 69: pullgate.admin.v1.Policy
-	(*SignatureRule)(nil),                 // 70: pullgate.admin.v1.SignatureRule
-	(*ReviewBackend)(nil),                 // 71: pullgate.admin.v1.ReviewBackend
-	(*VerifyImageRequest)(nil),            // 72: pullgate.admin.v1.VerifyImageRequest
-	(*RegistryLogin)(nil),                 // 73: pullgate.admin.v1.RegistryLogin
-	(*VerifyImageResponse)(nil),           // 74: pullgate.admin.v1.VerifyImageResponse
-	(*VerifiedRule)(nil),                  // 75: pullgate.admin.v1.VerifiedRule
-	(*ImageSignature)(nil),                // 76: pullgate.admin.v1.ImageSignature
-	nil,                                   // 77: pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil),         // 78: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 79: google.protobuf.Duration
+	(*EndorsementDrift)(nil),              // 13: pullgate.admin.v1.EndorsementDrift
+	(*Attestation)(nil),                   // 14: pullgate.admin.v1.Attestation
+	(*Image)(nil),                         // 15: pullgate.admin.v1.Image
+	(*GetStatusRequest)(nil),              // 16: pullgate.admin.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 17: pullgate.admin.v1.GetStatusResponse
+	(*NotListening)(nil),                  // 18: pullgate.admin.v1.NotListening
+	(*Reload)(nil),                        // 19: pullgate.admin.v1.Reload
+	(*StoreStatus)(nil),                   // 20: pullgate.admin.v1.StoreStatus
+	(*Distrust)(nil),                      // 21: pullgate.admin.v1.Distrust
+	(*RuntimeStatus)(nil),                 // 22: pullgate.admin.v1.RuntimeStatus
+	(*PodSourceStatus)(nil),               // 23: pullgate.admin.v1.PodSourceStatus
+	(*DecisionLogStatus)(nil),             // 24: pullgate.admin.v1.DecisionLogStatus
+	(*ImageFilter)(nil),                   // 25: pullgate.admin.v1.ImageFilter
+	(*ListImagesRequest)(nil),             // 26: pullgate.admin.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),            // 27: pullgate.admin.v1.ListImagesResponse
+	(*GetImageRequest)(nil),               // 28: pullgate.admin.v1.GetImageRequest
+	(*GetImageResponse)(nil),              // 29: pullgate.admin.v1.GetImageResponse
+	(*ListIntentsRequest)(nil),            // 30: pullgate.admin.v1.ListIntentsRequest
+	(*ListIntentsResponse)(nil),           // 31: pullgate.admin.v1.ListIntentsResponse
+	(*ListGrantsRequest)(nil),             // 32: pullgate.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),            // 33: pullgate.admin.v1.ListGrantsResponse
+	(*ExplainRequest)(nil),                // 34: pullgate.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),               // 35: pullgate.admin.v1.ExplainResponse
+	(*PolicyAnswer)(nil),                  // 36: pullgate.admin.v1.PolicyAnswer
+	(*Finding)(nil),                       // 37: pullgate.admin.v1.Finding
+	(*ListPodsRequest)(nil),               // 38: pullgate.admin.v1.ListPodsRequest
+	(*ListPodsResponse)(nil),              // 39: pullgate.admin.v1.ListPodsResponse
+	(*PodImage)(nil),                      // 40: pullgate.admin.v1.PodImage
+	(*Evidence)(nil),                      // 41: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),                 // 42: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),                 // 43: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 44: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),                  // 45: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),          // 46: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),         // 47: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),        // 48: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil),       // 49: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),        // 50: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil),       // 51: pullgate.admin.v1.ForgetPreloadedResponse
+	(*ListEndorsementsRequest)(nil),       // 52: pullgate.admin.v1.ListEndorsementsRequest
+	(*ListEndorsementsResponse)(nil),      // 53: pullgate.admin.v1.ListEndorsementsResponse
+	(*RevokeEndorsementsRequest)(nil),     // 54: pullgate.admin.v1.RevokeEndorsementsRequest
+	(*RevokeEndorsementsResponse)(nil),    // 55: pullgate.admin.v1.RevokeEndorsementsResponse
+	(*EndDistrustRequest)(nil),            // 56: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),           // 57: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),            // 58: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),           // 59: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),                  // 60: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),                 // 61: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),                // 62: pullgate.admin.v1.BackupResponse
+	(*ReportNodeCredentialsRequest)(nil),  // 63: pullgate.admin.v1.ReportNodeCredentialsRequest
+	(*NodeCredential)(nil),                // 64: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 65: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 66: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 67: pullgate.admin.v1.WatchDecisionsResponse
+	(*ListPoliciesRequest)(nil),           // 68: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 69: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 70: pullgate.admin.v1.Policy
+	(*SignatureRule)(nil),                 // 71: pullgate.admin.v1.SignatureRule
+	(*ReviewBackend)(nil),                 // 72: pullgate.admin.v1.ReviewBackend
+	(*VerifyImageRequest)(nil),            // 73: pullgate.admin.v1.VerifyImageRequest
+	(*RegistryLogin)(nil),                 // 74: pullgate.admin.v1.RegistryLogin
+	(*VerifyImageResponse)(nil),           // 75: pullgate.admin.v1.VerifyImageResponse
+	(*VerifiedRule)(nil),                  // 76: pullgate.admin.v1.VerifiedRule
+	(*ImageSignature)(nil),                // 77: pullgate.admin.v1.ImageSignature
+	nil,                                   // 78: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 79: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 80: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	78,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	78,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	78,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	78,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	78,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	79,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	79,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	79,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	79,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	79,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	78,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	78,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	78,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	79,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	79,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	79,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	78,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	79,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	78,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	78,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	78,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	79,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	79,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	79,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	4,   // 18: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
-	78,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
-	78,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
-	13,  // 21: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
-	0,   // 22: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 23: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
-	9,   // 24: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	78,  // 25: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	18,  // 26: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	19,  // 27: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	21,  // 28: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	22,  // 29: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	23,  // 30: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	17,  // 31: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	78,  // 32: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	20,  // 33: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	78,  // 34: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	5,   // 35: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	78,  // 36: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	78,  // 37: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	24,  // 38: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	14,  // 39: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	14,  // 40: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	10,  // 41: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	6,   // 42: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	11,  // 43: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	6,   // 44: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	1,   // 45: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,   // 46: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	6,   // 47: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	40,  // 48: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	35,  // 49: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
-	2,   // 50: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
-	36,  // 51: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	77,  // 52: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	39,  // 53: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
-	0,   // 54: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 55: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	9,   // 56: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	10,  // 57: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	11,  // 58: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	41,  // 59: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	5,   // 60: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	3,   // 61: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	5,   // 62: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	44,  // 63: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	4,   // 64: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	11,  // 65: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	9,   // 66: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	4,   // 67: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	7,   // 68: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	9,   // 69: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	4,   // 70: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,   // 71: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	9,   // 72: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	11,  // 73: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	4,   // 74: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	12,  // 75: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	12,  // 76: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	20,  // 77: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	4,   // 78: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	59,  // 79: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	79,  // 80: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	78,  // 81: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	63,  // 82: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	78,  // 83: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,   // 84: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 85: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,   // 86: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,   // 87: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	79,  // 88: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	69,  // 89: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	71,  // 90: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	70,  // 91: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
-	79,  // 92: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	79,  // 93: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	73,  // 94: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
-	4,   // 95: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
-	75,  // 96: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
-	75,  // 97: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
-	76,  // 98: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
-	15,  // 99: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	25,  // 100: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	27,  // 101: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	29,  // 102: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	31,  // 103: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	33,  // 104: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	37,  // 105: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
-	42,  // 106: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	45,  // 107: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	47,  // 108: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	49,  // 109: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	55,  // 110: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	57,  // 111: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	60,  // 112: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	62,  // 113: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	65,  // 114: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	67,  // 115: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	72,  // 116: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
-	51,  // 117: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
-	53,  // 118: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
-	16,  // 119: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	26,  // 120: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	28,  // 121: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	30,  // 122: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	32,  // 123: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	34,  // 124: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	38,  // 125: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
-	43,  // 126: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	46,  // 127: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	48,  // 128: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	50,  // 129: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	56,  // 130: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	58,  // 131: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	61,  // 132: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	64,  // 133: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	66,  // 134: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	68,  // 135: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	74,  // 136: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
-	52,  // 137: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
-	54,  // 138: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
-	119, // [119:139] is the sub-list for method output_type
-	99,  // [99:119] is the sub-list for method input_type
-	99,  // [99:99] is the sub-list for extension type_name
-	99,  // [99:99] is the sub-list for extension extendee
-	0,   // [0:99] is the sub-list for field type_name
+	79,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	79,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	14,  // 21: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
+	13,  // 22: pullgate.admin.v1.Endorsement.drift:type_name -> pullgate.admin.v1.EndorsementDrift
+	79,  // 23: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
+	0,   // 24: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 25: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
+	9,   // 26: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
+	79,  // 27: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	19,  // 28: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	20,  // 29: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	22,  // 30: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	23,  // 31: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	24,  // 32: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	18,  // 33: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	79,  // 34: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	21,  // 35: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	79,  // 36: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	5,   // 37: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	79,  // 38: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	79,  // 39: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	25,  // 40: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	15,  // 41: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	15,  // 42: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	10,  // 43: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	6,   // 44: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	11,  // 45: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	6,   // 46: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	1,   // 47: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,   // 48: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	6,   // 49: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	41,  // 50: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	36,  // 51: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
+	2,   // 52: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
+	37,  // 53: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
+	78,  // 54: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	40,  // 55: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
+	0,   // 56: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 57: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,   // 58: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10,  // 59: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11,  // 60: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	42,  // 61: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,   // 62: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,   // 63: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,   // 64: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	45,  // 65: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,   // 66: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11,  // 67: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,   // 68: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,   // 69: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,   // 70: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,   // 71: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,   // 72: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,   // 73: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,   // 74: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11,  // 75: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,   // 76: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	12,  // 77: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	12,  // 78: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	21,  // 79: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,   // 80: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	60,  // 81: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	80,  // 82: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	79,  // 83: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	64,  // 84: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	79,  // 85: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 86: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 87: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 88: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 89: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	80,  // 90: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	70,  // 91: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	72,  // 92: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	71,  // 93: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	80,  // 94: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	80,  // 95: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	74,  // 96: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
+	4,   // 97: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	76,  // 98: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	76,  // 99: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	77,  // 100: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	16,  // 101: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	26,  // 102: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	28,  // 103: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	30,  // 104: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	32,  // 105: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	34,  // 106: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	38,  // 107: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
+	43,  // 108: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	46,  // 109: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	48,  // 110: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	50,  // 111: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	56,  // 112: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	58,  // 113: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	61,  // 114: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	63,  // 115: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	66,  // 116: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	68,  // 117: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	73,  // 118: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	52,  // 119: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	54,  // 120: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	17,  // 121: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	27,  // 122: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	29,  // 123: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	31,  // 124: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	33,  // 125: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	35,  // 126: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	39,  // 127: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
+	44,  // 128: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	47,  // 129: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	49,  // 130: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	51,  // 131: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	57,  // 132: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	59,  // 133: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	62,  // 134: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	65,  // 135: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	67,  // 136: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	69,  // 137: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	75,  // 138: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	53,  // 139: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	55,  // 140: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	121, // [121:141] is the sub-list for method output_type
+	101, // [101:121] is the sub-list for method input_type
+	101, // [101:101] is the sub-list for extension type_name
+	101, // [101:101] is the sub-list for extension extendee
+	0,   // [0:101] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -6655,7 +6768,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 	if File_pullgate_admin_v1_pull_records_proto != nil {
 		return
 	}
-	file_pullgate_admin_v1_pull_records_proto_msgTypes[29].OneofWrappers = []any{
+	file_pullgate_admin_v1_pull_records_proto_msgTypes[30].OneofWrappers = []any{
 		(*ExplainRequest_Pod)(nil),
 		(*ExplainRequest_Namespace)(nil),
 	}
@@ -6665,7 +6778,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   74,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

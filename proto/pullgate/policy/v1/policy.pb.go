@@ -45,14 +45,19 @@ type VerifyRequest struct {
 	ImageId string `protobuf:"bytes,4,opt,name=image_id,json=imageId,proto3" json:"image_id,omitempty"`
 	// Digests of manifests or indexes that can lead to the image. They are hints, and prove nothing.
 	Digests []string `protobuf:"bytes,5,rep,name=digests,proto3" json:"digests,omitempty"`
-	// The hashes of the requirements.
+	// The hashes of the requirements, if a pull waits for the answer.
 	Requirements []string `protobuf:"bytes,6,rep,name=requirements,proto3" json:"requirements,omitempty"`
 	// The credential of the pull; absent for an anonymous one.
 	Credential *RegistryCredential `protobuf:"bytes,7,opt,name=credential,proto3" json:"credential,omitempty"`
 	// Whether the answer lists the signatures that were found.
 	ListSignatures bool `protobuf:"varint,8,opt,name=list_signatures,json=listSignatures,proto3" json:"list_signatures,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The hashes of the requirements, in place of requirements, if no pull waits for the answer. All statements are read
+	// then, and of several that meet a requirement the one counts that does so for longest. There is no credential, so
+	// with credentials: Pull every result is REGISTRY_DENIED, and no registry is asked. A version without this field
+	// refuses the request, because it has no requirements.
+	BackgroundRequirements []string `protobuf:"bytes,9,rep,name=background_requirements,json=backgroundRequirements,proto3" json:"background_requirements,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *VerifyRequest) Reset() {
@@ -139,6 +144,13 @@ func (x *VerifyRequest) GetListSignatures() bool {
 		return x.ListSignatures
 	}
 	return false
+}
+
+func (x *VerifyRequest) GetBackgroundRequirements() []string {
+	if x != nil {
+		return x.BackgroundRequirements
+	}
+	return nil
 }
 
 // RegistryCredential is a credential for a registry, with the fields of AuthConfig of the CRI.
@@ -479,7 +491,11 @@ type FoundSignature struct {
 	// Whether it counts for one of the requirements.
 	Counts bool `protobuf:"varint,6,opt,name=counts,proto3" json:"counts,omitempty"`
 	// Why it counts or does not.
-	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The type of the predicate of an attestation; "" if it is none, or cannot be read.
+	PredicateType string `protobuf:"bytes,8,opt,name=predicate_type,json=predicateType,proto3" json:"predicate_type,omitempty"`
+	// What its conditions were compared with, one text for each condition, as far as they fit into the answer.
+	Conditions    []string `protobuf:"bytes,9,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -561,6 +577,20 @@ func (x *FoundSignature) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *FoundSignature) GetPredicateType() string {
+	if x != nil {
+		return x.PredicateType
+	}
+	return ""
+}
+
+func (x *FoundSignature) GetConditions() []string {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
 }
 
 // ReviewRequest is what a backend can be asked about the images of a container.
@@ -825,7 +855,7 @@ var File_pullgate_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb1\x02\n" +
+	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xea\x02\n" +
 	"\rVerifyRequest\x12\x1f\n" +
 	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
 	"policyHash\x12!\n" +
@@ -837,7 +867,8 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
 	"credential\x18\a \x01(\v2&.pullgate.policy.v1.RegistryCredentialR\n" +
 	"credential\x12'\n" +
-	"\x0flist_signatures\x18\b \x01(\bR\x0elistSignatures\"\x9a\x01\n" +
+	"\x0flist_signatures\x18\b \x01(\bR\x0elistSignatures\x127\n" +
+	"\x17background_requirements\x18\t \x03(\tR\x16backgroundRequirements\"\x9a\x01\n" +
 	"\x12RegistryCredential\x12\x1a\n" +
 	"\busername\x18\x01 \x01(\tR\busername\x12\x1a\n" +
 	"\bpassword\x18\x02 \x01(\tR\bpassword\x12%\n" +
@@ -864,7 +895,7 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"readsClock\"L\n" +
 	"\vAttestation\x12%\n" +
 	"\x0epredicate_type\x18\x01 \x01(\tR\rpredicateType\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\tR\x06digest\"\xc5\x01\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x8c\x02\n" +
 	"\x0eFoundSignature\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x01 \x01(\tR\n" +
@@ -874,7 +905,11 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\asubject\x18\x04 \x01(\tR\asubject\x12\x16\n" +
 	"\x06signer\x18\x05 \x01(\tR\x06signer\x12\x16\n" +
 	"\x06counts\x18\x06 \x01(\bR\x06counts\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason\"\xa1\x02\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12%\n" +
+	"\x0epredicate_type\x18\b \x01(\tR\rpredicateType\x12\x1e\n" +
+	"\n" +
+	"conditions\x18\t \x03(\tR\n" +
+	"conditions\"\xa1\x02\n" +
 	"\rReviewRequest\x12\x1f\n" +
 	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
 	"policyHash\x12\x1c\n" +
