@@ -9,6 +9,7 @@ import (
 	"os"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -70,6 +71,7 @@ func TestNode(t *testing.T) {
 	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
 	turns, chosen := make(chan struct{}, atOnce), 0
 	var all sync.WaitGroup
+	var ran atomic.Int64
 	for _, k := range nodes() {
 		switch {
 		case kubelet+runtime == "" && k.isMain() == matrix:
@@ -80,11 +82,18 @@ func TestNode(t *testing.T) {
 		chosen++
 		turns <- struct{}{}
 		all.Go(func() {
-			t.Run(k.String(), func(t *testing.T) { testNode(t, newMachine(t, k)) })
+			t.Run(k.String(), func(t *testing.T) {
+				m := newMachine(t, k)
+				testNode(t, m)
+				ran.Add(int64(m.ran))
+			})
 			<-turns
 		})
 	}
 	all.Wait()
+	if ran.Load() == 0 && !t.Failed() {
+		t.Errorf("SCENARIO=%s matches no scenario on the nodes", os.Getenv("SCENARIO"))
+	}
 	if chosen == 0 {
 		t.Errorf("KUBELET=%s RUNTIME=%s selects no node; there are %v", kubelet, runtime, nodes())
 	}
@@ -111,9 +120,6 @@ func testNode(t *testing.T, m *machine) {
 		m.withPodSource(t)
 	default:
 		m.withoutPodSource(t)
-	}
-	if m.ran == 0 {
-		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
 	}
 	page, err := m.gate.Scrape()
 	testkit.Must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
