@@ -116,7 +116,8 @@ func (r *run) complete() error {
 	}
 	for _, p := range r.problems {
 		switch {
-		case !r.needs.all || p.resolving:
+		case !r.needs.all:
+		case p.resolving && p.reason == requirement.ContentMismatch: // what leads to another image
 		case p.reason == requirement.RegistryUnavailable:
 			return fmt.Errorf("%w: %s", registry.ErrUnavailable, p.text)
 		default:
@@ -199,6 +200,9 @@ func (r *run) describe(ctx context.Context) (image map[string]any, end func(), e
 func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any) (condition.Result, error) {
 	signatures, attestations := []any{}, []any{}
 	for _, s := range v.of.Signers() {
+		if l := r.leaves[s]; r.needs.all && l.err != nil { // what it would count is not known
+			return condition.Result{}, l.err
+		}
 		for _, c := range r.leaves[s].counting {
 			if s.Statement == nil {
 				signatures = append(signatures, c.names)

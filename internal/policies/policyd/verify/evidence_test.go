@@ -10,6 +10,7 @@ import (
 	"log" //nolint:depguard // the logger of go-containerregistry's registry
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,9 +35,7 @@ func denying(tb testing.TB, key *ecdsa.PrivateKey, fields, conditions string) *r
 	tb.Helper()
 	attestors := ""
 	if key != nil {
-		der := testkit.Value(x509.MarshalPKIXPublicKey(key.Public()))(tb)
-		text := string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
-		attestors = fmt.Sprintf("attestors: [{entries: [{keys: {publicKeys: %q}}]}], ", text)
+		attestors = fmt.Sprintf("attestors: [{entries: [{keys: {publicKeys: %q}}]}], ", publicPEM(tb, key))
 	}
 	p := testkit.Value(policyfiles.LoadKyverno([]policyfiles.File{{Name: "a.yaml", Data: []byte(
 		"apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n" +
@@ -47,6 +46,12 @@ func denying(tb testing.TB, key *ecdsa.PrivateKey, fields, conditions string) *r
 		tb.Fatal(err)
 	}
 	return &p.Rules[0]
+}
+
+func publicPEM(tb testing.TB, key *ecdsa.PrivateKey) string {
+	tb.Helper()
+	der := testkit.Value(x509.MarshalPKIXPublicKey(key.Public()))(tb)
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 }
 
 const configType = "application/vnd.oci.image.config.v1+json"
@@ -334,6 +339,22 @@ func TestConditionsReadAllSignatures(t *testing.T) {
 	m.failures["manifest "+strings.Replace(i.index, ":", "-", 1)+".sig"] = fmt.Errorf("%w: x", registry.ErrUnavailable)
 	expect(t, newCheck(m, i, few.Requirement).result(t), "REGISTRY_UNAVAILABLE")
 	m.failures = nil
+	m, i = withImage(t)
+	attachKey(t, m, i.manifest, key)
+	c := newCheck(m, i, few.Requirement)
+	c.image.Digests = []string{i.manifest, i.index}
+	expect(t, c.result(t), "met")
+	for reason, failure := range map[string]error{
+		"REGISTRY_UNAVAILABLE": registry.ErrUnavailable, "LIMIT_EXCEEDED": registry.ErrDenied,
+	} { // what is attached to the index is not read
+		m.failures["manifest "+i.index] = fmt.Errorf("%w: x", failure)
+		expect(t, c.result(t), reason)
+	}
+	m.failures = nil
+	noRoot := denying(t, nil, "attestors: [{count: 1, entries: [{keys: {publicKeys: "+strconv.Quote(publicPEM(t, key))+
+		"}}, {keyless: {issuer: https://issuer.test, subject: s}}]}], ",
+		"{any: [{key: '{{ signatures[].subject }}', operator: AnyIn, value: [s]}]}")
+	expect(t, newCheck(m, i, noRoot.Requirement).result(t), "SIGNATURE_INVALID; relies on a trusted root")
 	m.attach(t, i.index, []byte("{}"), nil) // of another signer
 	expect(t, newCheck(m, i, rule.Requirement).result(t), "CONDITION_NOT_MET; found 1")
 }
