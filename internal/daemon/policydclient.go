@@ -98,6 +98,7 @@ func (p *policies) newRenewal(store *records.Store, judge *gate.Gate, to decided
 			f.Validator = admission.SignatureValidator
 			to.Record(decisionlog.Decision{
 				Call: "RecheckEndorsement", Image: d.Image.String(), Repository: pair.Repository, PullPolicy: "unknown",
+				Digest: d.Endorsement.Digest,
 				Verdict: tracker.Verdict{
 					Decision: policy.Decision{Verdict: policy.Reverify, Reason: gate.AdmissionDenied}, Pair: pair,
 				},

@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -137,7 +136,10 @@ func (g *Gate) noteAdmission(c *candidate) bool {
 	switch {
 	case !c.admitted.Admitted():
 		d.Verdict = overruled(d.Verdict, AdmissionDenied)
-		d.Verdict.Pair.ImageID = cmp.Or(d.Verdict.Pair.ImageID, c.subjectImage().ID)
+		if img := c.subjectImage(); d.Verdict.Pair.ImageID == "" {
+			c.judged = tracker.Image{ID: img.ID, Names: img.Names}
+			d.Verdict.Pair.ImageID, d.Digest = img.ID, c.digestOf(img.ID)
+		}
 		g.note(d)
 		return false
 	case c.container == nil:

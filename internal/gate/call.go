@@ -48,6 +48,7 @@ type use struct {
 	pod        tracker.Pod
 	name       imageref.Ref // the pod's name for the image; empty if the call does not have it
 	pullPolicy string       // of the uses for which the kubelet sends the call
+	judged     tracker.Image
 
 	fetched bool
 	known   []tracker.Secret // set if fetched
@@ -99,7 +100,7 @@ func (g *Gate) decide(
 	ctx context.Context, u *use, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict,
 ) decisionlog.Decision {
 	began := time.Now()
-	r.Pod, r.Name = u.pod, u.name
+	r.Pod, r.Name, u.judged = u.pod, u.name, r.Image
 	presented := r.Sent != (tracker.Sent{})
 	if !presented {
 		if _, known := u.sent[u.pod.Namespace]; !known {
@@ -132,10 +133,20 @@ func (g *Gate) explain(ctx context.Context, r tracker.Request) tracker.Verdict {
 	return g.c.Tracker.Explain(ctx, r).Verdict
 }
 
+// digestOf returns the likeliest digest of the judged image, if that has an ID.
+func (u *use) digestOf(imageID string) string {
+	if imageID != "" && imageID == u.judged.ID {
+		for digest := range eachDigest(u.name, u.judged) {
+			return digest
+		}
+	}
+	return ""
+}
+
 func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
 	d := decisionlog.Decision{
 		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),
-		Verdict: v, PullPolicy: u.pullPolicy, Took: time.Since(u.began),
+		Verdict: v, PullPolicy: u.pullPolicy, Took: time.Since(u.began), Digest: u.digestOf(v.Pair.ImageID),
 	}
 	holds := func(s tracker.Secret) bool { return v.Credential != "" && s.Credential == v.Credential }
 	if i := slices.IndexFunc(u.known, holds); i >= 0 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -169,4 +170,74 @@ func TestAPullThatTheStoreRefusesIsNoted(t *testing.T) {
 		t.Error("a pull without an intent passes")
 	}
 	k.wants(t, "a pull without an intent", "PullImage alice: Reverify error unknown")
+}
+
+// Every decision about an image that is present has a digest of it, that of the name's repository if there is one.
+func TestDecisionsHaveTheDigestOfTheImage(t *testing.T) {
+	_, digest, _ := strings.Cut(digest1, "@")
+	names := []string{digest1}
+	if underTest() == criproxytest.Containerd { // the other one takes the first digest for all names
+		names = []string{"repo.test/first/other@sha256:" + strings.Repeat("e", 64), digest1}
+	}
+	k, c := kept(exact())
+	p := newProxy(t, tracker.Options{}, c)
+	p.serves(app, "good", img(id1, names...))
+	alice, bob := p.Pod("alice"), p.Pod("bob")
+	p.wantPull(alice, app, "good", id1, "pull")
+	p.wantPrecheck(alice, app, id1, "alice's pre-check")
+	p.wantPrecheck(bob, app, "", "bob's pre-check")
+	p.wantPrecheck(bob, digest1, "", "bob's pre-check by digest")
+	p.wantCreate(bob, id1, app, codes.PermissionDenied, "bob's container")
+	p.wantCode(p.createAndStart(alice, id1, app), codes.OK, "alice's container")
+	calls := map[string]bool{}
+	for _, d := range k.all {
+		calls[d.Call] = true
+		if d.Verdict.Pair.ImageID != id1 || d.Digest != digest {
+			t.Errorf("%s of %s: image ID %q, digest %q; want %s and %s", d.Call, d.Pod.Namespace, d.Verdict.Pair.ImageID,
+				d.Digest, id1, digest)
+		}
+	}
+	if !calls["PullImage"] || !calls["ImageStatus"] || !calls["CreateContainer"] {
+		t.Errorf("decisions about %v; want all calls", calls)
+	}
+	// What the runtime does not know is absent, and so is the digest of an image that is not judged.
+	k.all = nil
+	p.runtime.SetImages(img(id2, "repo.test/loaded:1"))
+	p.wantPrecheck(bob, "repo.test/loaded:1", id2, "an image without a digest")
+	p.wantNoPull(bob, app, "bad", "a pull that is denied")
+	for _, d := range k.all {
+		if d.Digest != "" {
+			t.Errorf("%s of %s: digest %q; want none", d.Call, d.Image, d.Digest)
+		}
+	}
+}
+
+// The line about a container whose image was reviewed has the ID and the digest of the image that it started, also if
+// the tag has moved since the pod was reviewed by name.
+func TestReviewedImagesHaveTheIDThatStarted(t *testing.T) {
+	k, c := kept(restoring())
+	d := &policyd{}
+	p := newProxyWithPolicies(t, c, chainOf(reviewed(t, d, failClosed)))
+	digests := map[string]string{id1: "sha256:" + strings.Repeat("1", 64), id3: "sha256:" + strings.Repeat("3", 64)}
+	for id, digest := range digests {
+		p.runtime.SetImages(img(id, anyImage, "repo.test/any@"+digest))
+		container := ordinary()
+		container.Image = &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: anyImage}
+		k.all = nil
+		p.run(p.Pod("team"), container)
+		var found bool
+		for _, d := range k.all {
+			if d.Call != "CreateContainer" {
+				continue
+			}
+			found = true
+			if f := d.Admission.Findings; d.Verdict.Pair.ImageID != id || d.Digest != digest || d.Image != anyImage ||
+				len(f) != 1 || f[0].Validator != admission.ReviewValidator {
+				t.Errorf("%s: image ID %q, digest %q, findings %+v", id, d.Verdict.Pair.ImageID, d.Digest, f)
+			}
+		}
+		if !found {
+			t.Errorf("%s: no line about the container", id)
+		}
+	}
 }

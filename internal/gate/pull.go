@@ -114,7 +114,7 @@ func answers(v tracker.Verdict) bool {
 func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) {
 	if d, err := g.verifySignatures(ctx, p, p.present); err != nil {
 		v, out := overruled(tracker.Verdict{}, AdmissionDenied), pullUnavailable
-		v.Pair.ImageID = p.present.ID
+		v.Pair.ImageID, p.judged = p.present.ID, p.present
 		if d.Answer == admission.Deny {
 			out = pullDenied
 		}
@@ -184,6 +184,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	}
 	g.countPull(p, proved, out)
 	if err == nil && pulled.ID != "" {
+		p.judged = pulled
 		decision, unsigned = g.verifySignatures(ctx, p, pulled)
 		crashpoint.Hit(crashpoint.Endorsed)
 	}

@@ -2,6 +2,7 @@ package gate
 
 import (
 	"context"
+	"iter"
 	"slices"
 	"strings"
 
@@ -46,6 +47,7 @@ func (g *Gate) lacksEndorsement(ctx context.Context, p *precheck, img tracker.Im
 		if d.Answer != admission.Unverified {
 			continue // what a pull cannot bring is denied when the container is created
 		}
+		u.judged = img
 		decided := u.decision(overruled(v, AdmissionDenied))
 		if len(uses) > 1 {
 			decided.Pod, decided.PullPolicy, decided.Secret = tracker.Pod{}, tracker.PullUnknown, records.SecretRef{}
@@ -95,13 +97,9 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, img tracker.Im
 
 // digestsOf returns the digests of a pulled image, those of the repository of the name first.
 func digestsOf(name imageref.Ref, img tracker.Image) (digests []string) {
-	names := append([]imageref.Ref{name}, img.Names...)
-	for _, own := range []bool{true, false} {
-		for _, n := range names {
-			digest := n.Name().Digest()
-			if digest != "" && own == (n.Repository() == name.Repository()) && !slices.Contains(digests, digest) {
-				digests = append(digests, digest)
-			}
+	for digest := range eachDigest(name, img) {
+		if !slices.Contains(digests, digest) {
+			digests = append(digests, digest)
 		}
 	}
 	return digests
@@ -130,6 +128,22 @@ func (g *Gate) ImagesInUse(ctx context.Context, wanted map[string]bool) (used []
 		}
 	}
 	return used, err
+}
+
+func eachDigest(name imageref.Ref, img tracker.Image) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if digest := name.Name().Digest(); digest != "" && !yield(digest) {
+			return
+		}
+		for _, own := range []bool{true, false} {
+			for _, n := range img.Names {
+				digest := n.Name().Digest()
+				if digest != "" && own == (n.Repository() == name.Repository()) && !yield(digest) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement.

@@ -2,6 +2,7 @@ package decisionlog
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -37,6 +38,7 @@ type Decision struct {
 	Outcome    string        // the outcome of a pull; "" for every other decision
 	Took       time.Duration // how long the decision or the pull took
 	Shadow     bool          // the verdict was not enforced
+	Digest     string        // a digest by which the runtime names the image of Verdict; "" if it is not known
 	// Container is the name of the container in the pod; "" if the call has none, or if there are no policies.
 	Container string
 	Admission admission.Decision // the decision of the admission chain; the zero value if it asked no validator
@@ -148,7 +150,7 @@ func (e *entry) line(dropped uint64) ([]byte, error) {
 		ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(), Reason: string(v.Reason),
 		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name},
 		PullPolicy: d.PullPolicy, Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
-		Container: d.Container, Digest: digestOf(d.Admission), PolicyHash: d.Admission.PolicyHash,
+		Container: d.Container, Digest: cmp.Or(digestOf(d.Admission), d.Digest), PolicyHash: d.Admission.PolicyHash,
 		Policies: findingsOf(d.Admission),
 	})
 	if err != nil {
