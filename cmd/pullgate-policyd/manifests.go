@@ -27,6 +27,7 @@ admission webhook, as YAML documents in the order in which they are created:
                                   make it yourself, it is mounted when it exists
   Deployment                      two replicas, without root and capabilities
   PodDisruptionBudget, Service
+  MutatingWebhookConfiguration    only if a policy of --policies has mutateDigest
   ValidatingWebhookConfiguration
 
 The Deployment needs the Secret pullgate-policyd-tls (kubernetes.io/tls) with a
@@ -34,13 +35,14 @@ certificate for pullgate-policyd.NAMESPACE.svc. Put the kubeconfigs of image
 review backends into the Secret pullgate-backends, which is mounted in
 /etc/pullgate/backends. The nodes have to be of version 1.30 or later.
 
-With --url, only the ValidatingWebhookConfiguration is printed, for a
-pullgate-policyd outside of the cluster. It has the form that kube-apiserver 1.36
-reads from its own disk: its name ends with .static.k8s.io, and it has a URL.
+With --url, only the webhook configurations are printed, for a pullgate-policyd
+outside of the cluster. They have the form that kube-apiserver 1.36 reads from its
+own disk, from a folder for each kind: the name ends with .static.k8s.io, and they
+have a URL.
 
 Policies of --policies can have a failurePolicy and webhookTimeoutSeconds. All of
-them share one webhook: without --failure-policy it has Fail if one of them has it,
-and without --timeout the longest timeout.
+them share the webhooks: without --failure-policy these have Fail if one of the
+policies has it, and without --timeout the longest timeout.
 
 The failure policy Ignore is recommended: the nodes enforce the same policies, and
 the webhook only reports earlier. With Fail, no pod is created while no

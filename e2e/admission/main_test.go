@@ -41,6 +41,7 @@ func TestAPIServer(t *testing.T) {
 		"service":          service,
 		"doctor":           doctor,
 		"generated":        generated,
+		"digests":          digests,
 	}
 	if release == kubernetes136 {
 		rows["files"] = files

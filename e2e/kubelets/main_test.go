@@ -133,6 +133,7 @@ func (m *machine) withoutPodSource(t *testing.T) {
 	m.runIf(t, m.isMain(), testCase{"expiry", expiry})
 	m.runIf(t, first, testCase{"policies", policies}, testCase{"restrictions", restrictions}, testCase{"reviews", reviews})
 	m.runIf(t, first, testCase{"signatures", signatures})
+	m.runIf(t, m.isMain(), testCase{"digests", digests})
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"signed-restarts", signedRestarts})
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"scanned", scanned})
 	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts})

@@ -118,6 +118,8 @@ func (r *reviewing) runs(name string, o *outcome) {
 
 type decision struct {
 	Call     string
+	ImageID  string
+	Digest   string
 	Pod      struct{ UID string }
 	Verdict  string
 	Policies []policyAnswer

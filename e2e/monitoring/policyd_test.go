@@ -58,13 +58,15 @@ func policydMetrics(t *testing.T) map[string][]string {
 
 func reviews(t *testing.T, h *node.Webhook) {
 	t.Helper()
+	const pod = `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u",
+		"kind":{"group":"","version":"v1","kind":"Pod"},"resource":{"group":"","version":"v1","resource":"pods"},
+		"namespace":"default","operation":"CREATE","userInfo":{},"object":{"apiVersion":"v1","kind":"Pod",
+		"metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"app:1"}]}}}}`
 	for path, body := range map[string]string{
 		"/imagereview": `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},
 			"spec":{"containers":[{"image":"app:1"}],"namespace":"default"},"status":{"allowed":false}}`,
-		"/admission/validate": `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u",
-			"kind":{"group":"","version":"v1","kind":"Pod"},"resource":{"group":"","version":"v1","resource":"pods"},
-			"namespace":"default","operation":"CREATE","userInfo":{},"object":{"apiVersion":"v1","kind":"Pod",
-			"metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"app:1"}]}}}}`,
+		"/admission/validate": pod,
+		"/admission/mutate":   pod,
 	} {
 		status, answer, err := h.Post(t.Context(), path, strings.NewReader(body))
 		if err != nil || status != http.StatusOK || !strings.Contains(answer, `"allowed":true`) {

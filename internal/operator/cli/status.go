@@ -202,7 +202,7 @@ func signatureRules(p *Page, policies []*adminv1.Policy) {
 			mode := map[bool]string{true: "audit", false: "enforce"}[r.GetAudit()]
 			rows = append(rows, []string{
 				policy.GetKind(), policy.GetName(), r.GetName(), mode, r.GetNamespaces(), strings.Join(r.GetImages(), ", "),
-				strings.TrimPrefix(requires, "; "),
+				cmp.Or(strings.TrimPrefix(requires, "; "), "nothing at the node"),
 			})
 		}
 	}

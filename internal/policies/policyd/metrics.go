@@ -98,7 +98,7 @@ func (m *metrics) verifiesSignatures() {
 
 func (m *metrics) servesWebhook() {
 	m.registry.MustRegister(m.webhook, m.webhookTook)
-	for _, path := range []string{webhook.ValidatePath, webhook.ImageReviewPath} {
+	for _, path := range []string{webhook.ValidatePath, webhook.MutatePath, webhook.ImageReviewPath} {
 		m.webhookTook.WithLabelValues(path)
 		for _, o := range webhook.Outcomes() {
 			m.webhook.WithLabelValues(path, string(o))

@@ -173,7 +173,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	}
 	p.chain.Set(rules)
 	p.current.Store(&inUse{set, version, p.backends.Clients(), signed})
-	if signed.Verifies() {
+	if signed.Verifies() || signed.MutatesDigests() {
 		p.metrics.verifiesSignatures()
 	}
 	var counts []any

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
@@ -19,7 +20,7 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	m.servesWebhook()
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
-		Templates: o.Config.PodTemplates,
+		Digests: p.digests, Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
 			m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
@@ -32,12 +33,17 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	})
 }
 
+// maxLogged bounds what a line says about the images of a pod, in characters.
+const maxLogged = 4096
+
 // observe logs what an operator wants to read later. The API server's audit log has the rest.
 func observe(log klog.Logger, e webhook.Event) {
 	failedOpen := slices.ContainsFunc(e.Decision.Findings, func(f admission.Finding) bool { return f.FailedOpen })
 	log = log.WithValues("operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
 		"name", e.Name, "dryRun", e.DryRun)
 	switch {
+	case e.Digests != "":
+		log.Info("Added digests to images", "digests", safetext.Shorten(e.Digests, maxLogged), "took", e.Took)
 	case e.Message != "":
 		log.Info("Denied", "outcome", e.Outcome, "message", e.Message, "took", e.Took)
 	case failedOpen:
@@ -77,6 +83,17 @@ func (p *policies) judgeObject(ctx context.Context, o verify.Object) []admission
 		return p.signatures.JudgeObject(ctx, set.rules, o)
 	}
 	return nil
+}
+
+func (p *policies) digests(ctx context.Context, namespace string, images []verify.Tagged) (
+	digests []string, findings []admission.Finding, unresolved []string,
+) {
+	set := p.current.Load()
+	if set == nil || !set.rules.MutatesDigests() {
+		return make([]string, len(images)), nil, nil
+	}
+	sockets.Wait(ctx)
+	return p.signatures.Digests(ctx, set.rules, namespace, images)
 }
 
 func (p *policies) judgeImages(ctx context.Context, namespace string, images []string, template bool) (

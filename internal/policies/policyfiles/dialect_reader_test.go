@@ -140,6 +140,9 @@ func describePolicies(p *requirement.Policies) string {
 		fmt.Fprintf(&out, "rule %s/%s of %s, %s\n", r.Policy, r.Name, r.Kind, r.Mode)
 		fmt.Fprintf(&out, "  images %v, default %q, digest %v, pods only %v\n", r.Images, r.Default, r.RequireDigest,
 			r.PodsOnly)
+		if r.MutateDigest {
+			fmt.Fprintf(&out, "  adds digests, fails closed %v\n", r.FailClosed)
+		}
 		fmt.Fprintf(&out, "  namespaces %v without %v\n", r.Scope.Include, r.Scope.Exclude)
 		if r.Requirement == nil {
 			continue

@@ -130,6 +130,11 @@ func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 	return needed, byTrustedRoot
 }
 
+// MutateDigests reports whether a rule adds digests to the images of pods.
+func MutateDigests(s *requirement.Set) bool {
+	return slices.ContainsFunc(s.Rules(), func(r requirement.Rule) bool { return r.MutateDigest })
+}
+
 func signaturePolicies(s *Set) []*requirement.Policies { return cmp.Or(s, &Set{}).signatures }
 
 // A Version identifies policy files and a trusted root: the hash of the set, and TrustedRootID.

@@ -168,8 +168,9 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 		}
 	}
 	out.RequireDigest = isTrue(v.VerifyDigest)
-	c.NoteIf(isTrue(v.MutateDigest), at.Child(v.Written.Name("mutateDigest")),
-		"no effect until there is a mutating webhook; images keep their tags")
+	out.MutateDigest, out.FailClosed = isTrue(v.MutateDigest), c.Webhook.FailurePolicy == "Fail"
+	c.NoteIf(out.MutateDigest, at.Child(v.Written.Name("mutateDigest")),
+		"no effect at nodes; the webhook that pullgate-policyd manifests --policies prints changes pods")
 	c.InvalidIf(v.ImagePaths != nil && forPods, at.Child("imagePaths"), "imagePaths",
 		"must be absent from a rule for Pod; write another rule for the custom resource")
 	c.kindOfSignatures(at, v)
@@ -191,11 +192,12 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	if len(nodes) > 0 {
 		out.Requirement = new(requirement.AtLeast(len(nodes), c.Distinct(nodes)...))
 	}
-	hasEffect := out.Requirement != nil || out.Object != nil || out.RequireDigest || out.Default != requirement.NoDefault
+	hasEffect := out.Requirement != nil || out.Object != nil || out.RequireDigest || out.MutateDigest ||
+		out.Default != requirement.NoDefault
 	switch {
 	case hasEffect && forPods:
 		c.Rules = append(c.Rules, out)
-	case !hasEffect && !isTrue(v.MutateDigest):
+	case !hasEffect:
 		c.Required(at.Child("attestors"), "must have at least one entry; the rule requires neither a signature nor a digest")
 	}
 }

@@ -136,7 +136,8 @@ func TestSpellings(t *testing.T) {
 			"[{staticKey: {key: " + a + "}}]}}]}]}",
 		"imageVerify: [{images: [a], verifyDigest: true, digestMutate: true, attestors: [{count: 0, entries: [{staticKey: " +
 			"{publicKeys: " + a + "}}]}]}]",
-		"verifyImages: {images: [a], verifyDigest: true, attestors: [{count: 1, entries: [{keys: {key: " + a + "}}]}]}",
+		"verifyImages: {images: [a], verifyDigest: true, mutateDigest: true, attestors: [{count: 1, entries: [{keys: {key: " +
+			a + "}}]}]}",
 	} {
 		if got := hash(rule(verify)); got != want {
 			t.Errorf("%s is\n%s\nwant\n%s", verify, got, want)
@@ -229,9 +230,9 @@ func TestKyvernoNotes(t *testing.T) {
 		t.Errorf("Load = %+v, %v; want no rule and the notes\n%s", p, err, strings.Join(want, "\n"))
 	}
 	p, err = kyverno.Load(kyvernoVerification("mutateDigest: true"))
-	if err != nil || len(p.Rules) != 0 || len(p.Notes) != 1 ||
-		!strings.Contains(p.Notes[0], ".mutateDigest: no effect until there is a mutating webhook") {
-		t.Errorf("Load = %+v, %v; want no rule and a note", p, err)
+	if err != nil || len(p.Rules) != 1 || !p.Rules[0].MutateDigest || p.Rules[0].FailClosed || len(p.Notes) != 1 ||
+		!strings.Contains(p.Notes[0], ".mutateDigest: no effect at nodes") {
+		t.Errorf("Load = %+v, %v; want a rule and a note", p, err)
 	}
 }
 

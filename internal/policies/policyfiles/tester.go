@@ -67,8 +67,8 @@ type TestedPod struct {
 	// AcceptedBy are the Accept policies that the pod, or a container of it, matches.
 	AcceptedBy []string        `json:"acceptedBy"`
 	Violations []TestViolation `json:"violations"` // of an admitted pod: of policies that only report
-	// NotJudged are sentences about rules that signatures or conditions decide. They can deny a pod that is admitted
-	// here.
+	// NotJudged are sentences about rules that signatures, digests or conditions decide. They can deny a pod that is
+	// admitted here.
 	NotJudged []string `json:"notJudged"`
 }
 
@@ -124,7 +124,9 @@ func (p *Tester) judge(pod admission.Pod, containers, others []admission.Contain
 }
 
 func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
-	judged := rules.Judge(imageref.New(i.Name))
+	rules.Unpinned = true
+	name := imageref.New(i.Name)
+	judged := rules.Judge(name)
 	for _, f := range judged.Findings {
 		if f.Answer == admission.Admit {
 			continue
@@ -135,22 +137,26 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 			Unknown: f.Reason == admission.FieldUnknown,
 		}})
 	}
-	add := func(text string) {
-		if !slices.Contains(t.NotJudged, text) {
-			t.NotJudged = append(t.NotJudged, text)
-		}
-	}
 	for _, r := range rules.Rules {
+		if r.MutateDigest && !rules.Unknown && !name.Name().IsDigest() {
+			t.notJudged("%s adds the digest of image %q, in the webhook", r, i.Name)
+		}
 		if slices.Contains(judged.Signed, r) {
 			what := "needs the signatures of"
 			if !slices.ContainsFunc(r.Requirement.Signers(), func(s *requirement.Signer) bool { return s.Image == nil }) {
 				what = "has conditions on"
 			}
-			add(fmt.Sprintf("%s %s image %q", r, what, i.Name))
+			t.notJudged("%s %s image %q", r, what, i.Name)
 		}
 		if r.Object != nil {
-			add(fmt.Sprintf("%s has conditions on pods, which the webhook judges", r))
+			t.notJudged("%s has conditions on pods, which the webhook judges", r)
 		}
+	}
+}
+
+func (t *TestedPod) notJudged(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(t.NotJudged, text) {
+		t.NotJudged = append(t.NotJudged, text)
 	}
 }
 

@@ -172,6 +172,38 @@ spec:
 	}
 }
 
+// Pods and templates in files get their digests later, from the webhook: a rule that requires one does not deny them.
+func TestDigestsAreNotJudgedInFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, rule := range map[string]string{
+		"pinned": "imageReferences: ['pinned.test/*'], mutateDigest: true",
+		"digest": "imageReferences: ['*'], verifyDigest: true",
+	} {
+		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte("apiVersion: kyverno.io/v1\nkind: ClusterPolicy\n"+
+			"metadata: {name: "+name+"}\nspec:\n  rules:\n  - name: r\n    match: {any: [{resources: {kinds: [Pod]}}]}\n"+
+			"    verifyImages: [{"+rule+"}]\n"), 0o600))
+	}
+	digest := "@sha256:" + strings.Repeat("0", 64)
+	for image, want := range map[string]struct {
+		denied    int
+		notJudged string
+	}{
+		"pinned.test/a:1":          {0, `rule r of policy pinned adds the digest of image "pinned.test/a:1", in the webhook`},
+		"pinned.test/a:1" + digest: {0, ""},
+		"other.test/a:1":           {1, ""},
+		"sha256:abcdef":            {1, ""},
+	} {
+		for _, atAdmission := range []bool{true, false} {
+			text := "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: team}, spec: {containers: [{name: one, " +
+				"image: '" + image + "'}]}}"
+			r := tested(t, policyfiles.TestSettings{Folder: dir, AtAdmission: atAdmission}, text)
+			if got := strings.Join(r.Pods[0].NotJudged, "; "); r.Denied() != want.denied || got != want.notJudged {
+				t.Errorf("%s, at admission %v: %d denied, not judged %q; want %+v", image, atAdmission, r.Denied(), got, want)
+			}
+		}
+	}
+}
+
 func TestReadRefusesAFolderWithoutPolicies(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir}); err == nil ||

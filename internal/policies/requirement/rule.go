@@ -48,6 +48,8 @@ type Rule struct {
 	// Object has conditions on the pod, which only a webhook judges.
 	Object        *Validation
 	RequireDigest bool    // The pod must name the image by a digest.
+	MutateDigest  bool    // The webhook adds the digest to an image of a pod that has only a tag.
+	FailClosed    bool    // The failure policy is Fail: without a digest that it should get, a pod is denied.
 	Default       Default // for images in the scope that match no rule of any policy
 	PodsOnly      bool    // The rule is not for pod templates of other objects.
 	Hash          string  // of Requirement, "" if it is nil; NewSet sets it
@@ -132,6 +134,7 @@ type Judgement struct {
 // Judge returns what rules say about an image with this name in the pod. If the name is not known, a rule that can deny
 // the image denies it with the reason FieldUnknown, also one about signatures.
 func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
+	pinned := a.Unpinned && slices.ContainsFunc(a.Rules, func(r *Rule) bool { return r.MutateDigest })
 	for _, r := range a.Rules {
 		signed := r.NeedsSignature()
 		denies := r.Requirement != nil && !signed && !r.Requirement.Met(func(*Signer) bool { return false })
@@ -140,7 +143,7 @@ func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
 			j.Findings = append(j.Findings, unnamed(r, name))
 		case a.Unknown:
 		default:
-			j.judge(r, name, denies, signed)
+			j.judge(r, name, denies, signed, r.RequireDigest && !pinned)
 		}
 	}
 	if a.Default == NoDefault {
@@ -155,9 +158,9 @@ func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
 	return j
 }
 
-func (j *Judgement) judge(r *Rule, name imageref.Ref, denies, signed bool) {
+func (j *Judgement) judge(r *Rule, name imageref.Ref, denies, signed, requiresDigest bool) {
 	byDigest := name.Name().IsDigest()
-	if r.RequireDigest && !byDigest {
+	if requiresDigest && !byDigest {
 		j.Findings = append(j.Findings, r.Finding(admission.Deny, admission.DigestRequired, fmt.Sprintf(
 			"image %q: %s requires that the image is named by a digest; write NAME@sha256:…", name, r)))
 	}
@@ -171,7 +174,8 @@ func (j *Judgement) judge(r *Rule, name imageref.Ref, denies, signed bool) {
 			r.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf("image %q: %s", name, why)))
 	case signed:
 		j.Signed = append(j.Signed, r)
-	case !r.RequireDigest || byDigest:
+	case r.MutateDigest && r.Requirement == nil && !r.RequireDigest: // it requires nothing
+	case !requiresDigest || byDigest:
 		j.Findings = append(j.Findings,
 			r.Finding(admission.Admit, "", fmt.Sprintf("image %q: %s requires no signature", name, r)))
 	}
@@ -272,6 +276,8 @@ type ImageRules struct {
 	Rules []*Rule
 	// Unknown says that the name is not known, or can mean an image ID. Rules has every rule for the namespace then.
 	Unknown bool
+	// Unpinned says that the webhook adds digests later: the image is in a template of pods, or in a file.
+	Unpinned bool
 	// Default is set if no rule matches the image and a rule for the namespace says what happens then. DefaultRule is
 	// one that says it, and an enforced one if there is any. For an enforced default only enforced rules count as
 	// matching, and for both only rules that require a signature or have a default themselves.

@@ -69,9 +69,10 @@ type Service struct {
 	registry, webhook *registry.Client
 	results, digests  *cache.LRUExpireCache // for the webhook
 
-	inFlight *inflight.Group[key, requirement.Report]
-	memory   *semaphore.Weighted
-	decoding *semaphore.Weighted // see registry.Decoding
+	inFlight  *inflight.Group[key, requirement.Report]
+	resolving *inflight.Group[namespaced, string] // each of its work is one of inFlight
+	memory    *semaphore.Weighted
+	decoding  *semaphore.Weighted // see registry.Decoding
 }
 
 // NewService returns a service. It asks no registry. The caller must close it.
@@ -79,6 +80,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 	s := &Service{
 		options: o, memory: semaphore.NewWeighted(maxMemory), decoding: semaphore.NewWeighted(1),
 		results: cache.NewLRUExpireCache(cacheSize), digests: cache.NewLRUExpireCache(cacheSize),
+		resolving: newResolving(),
 	}
 	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
 	var err error
@@ -103,6 +105,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 
 // Close ends the verifications in progress, and waits for them.
 func (s *Service) Close() {
+	s.resolving.Close()
 	s.inFlight.Close()
 	s.registry.Close()
 	s.webhook.Close()

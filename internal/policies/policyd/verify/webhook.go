@@ -65,7 +65,7 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 }
 
 func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
-	if !template {
+	if a.Unpinned = template; !template {
 		return a
 	}
 	a.Rules = slices.DeleteFunc(slices.Clone(a.Rules), func(r *requirement.Rule) bool { return r.PodsOnly })
@@ -201,6 +201,7 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 		return "", err
 	}
 	s.digests.Add(name.Name(), digest, tagFor)
+	s.digests.Add(imageref.New(name.Repository()+"@"+digest).Name(), digest, tagFor) // as the digest is added to pods
 	return digest, nil
 }
 

@@ -35,6 +35,11 @@ const admissionReviewKind = "AdmissionReview"
 var uidOf = regexp.MustCompile(`^\s*\{\s*(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*"request"\s*:\s*\{\s*"uid"\s*:\s*"([^"\\]+)"`)
 
 func (h *Handler) validate(ctx context.Context, b received, event *Event) (any, *refusal) {
+	return h.admit(b, event, func(q *question) answer { return h.judge(ctx, q) })
+}
+
+// admit answers an AdmissionReview.
+func (h *Handler) admit(b received, event *Event, judge func(*question) answer) (any, *refusal) {
 	if b.denied != "" {
 		uid := uidOf.FindSubmatch(b.text)
 		if uid == nil {
@@ -55,7 +60,7 @@ func (h *Handler) validate(ctx context.Context, b received, event *Event) (any, 
 	case review.Request == nil || review.Request.UID == "":
 		return nil, refuse(http.StatusBadRequest, "the AdmissionReview has no request with a uid")
 	}
-	return reviewed(review.Request.UID, h.respond(ctx, review.Request, b.done, event)), nil
+	return reviewed(review.Request.UID, h.respond(review.Request, b.done, event, judge)), nil
 }
 
 func reviewed(uid types.UID, r *admissionv1.AdmissionResponse) *admissionv1.AdmissionReview {
@@ -74,9 +79,9 @@ func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 	}}
 }
 
-func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, done func(), event *Event) (
-	response *admissionv1.AdmissionResponse,
-) {
+func (h *Handler) respond(
+	r *admissionv1.AdmissionRequest, done func(), event *Event, judge func(*question) answer,
+) (response *admissionv1.AdmissionResponse) {
 	q := h.question(r)
 	q.done = done
 	event.Operation, event.Resource = string(r.Operation), q.resource
@@ -91,8 +96,8 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 			event.Message = response.Result.Message
 		}
 	}()
-	a := h.judge(ctx, q)
-	event.Outcome, event.Decision, event.AuditAnnotations = a.outcome, a.decision, a.audit
+	a := judge(q)
+	event.Outcome, event.Decision, event.AuditAnnotations, event.Digests = a.outcome, a.decision, a.audit, a.digests
 	switch a.outcome {
 	case Invalid:
 		response = denial(http.StatusUnprocessableEntity, q.sentence(a.text))
@@ -102,6 +107,10 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 		response = denial(http.StatusForbidden, q.sentence(a.text+text))
 	case Allowed, NotJudged, Unchanged, MirrorPod:
 		response = &admissionv1.AdmissionResponse{Allowed: true}
+	case Changed:
+		response = &admissionv1.AdmissionResponse{
+			Allowed: true, Patch: a.patch, PatchType: new(admissionv1.PatchTypeJSONPatch),
+		}
 	case Refused, Failed:
 		panic("webhook: no answer of a judgement")
 	}
@@ -166,7 +175,9 @@ type answer struct {
 	audit    map[string]string
 	// text says what is invalid. Of a denial it begins with the place of the pod template, if there are several.
 	text     string
-	warnings []string // sentences about images whose signatures are not judged here
+	warnings []string // sentences about images whose signatures are not judged here, or that keep their tags
+	patch    []byte   // of an object that is changed, in JSON
+	digests  string   // notes of what was added
 }
 
 func invalidAnswer(text string) answer { return answer{outcome: Invalid, text: text} }

@@ -1,6 +1,7 @@
 // Package webhook implements the HTTPS endpoints of pullgate-policyd, as an http.Handler.
 //
 //	/admission/validate  admission.k8s.io/v1 AdmissionReview: judges pods and pod templates
+//	/admission/mutate    admission.k8s.io/v1 AdmissionReview: adds digests to the images of pods
 //	/imagereview         imagepolicy.k8s.io/v1alpha1 ImageReview: a backend for image reviews
 //
 // # Admission
@@ -20,5 +21,6 @@
 //     the annotation kubernetes.io/config.mirror, so that it exempts nothing.
 //   - An object that cannot be decoded or exceeds a limit is denied, and so is a request whose judgement panics.
 //
-// No answer and no Event contains a value of the object other than those in the sentence of a denial.
+// No answer and no Event contains a value of the object other than those in the sentence of a denial, and the names of
+// images that got digests.
 package webhook

@@ -26,6 +26,7 @@ import (
 // The paths of the endpoints.
 const (
 	ValidatePath    = "/admission/validate"
+	MutatePath      = "/admission/mutate"
 	ImageReviewPath = "/imagereview"
 )
 
@@ -55,6 +56,10 @@ type Options struct {
 	Signatures func(ctx context.Context, namespace string, images []string, template bool) (
 		findings []admission.Finding, undetermined []string,
 	)
+	// Digests returns what rules add to images of pods; see verify.Service.Digests.
+	Digests func(ctx context.Context, namespace string, images []verify.Tagged) (
+		digests []string, findings []admission.Finding, unresolved []string,
+	)
 	// Object returns the findings of rules with conditions on pods; see verify.Service.JudgeObject.
 	Object    func(context.Context, verify.Object) []admission.Finding
 	Templates []config.PodTemplate          // where custom resources have pod templates
@@ -71,20 +76,21 @@ const (
 	Allowed   Outcome = "allowed"
 	Denied    Outcome = "denied"
 	NotJudged Outcome = "not_judged" // allowed: no policy is about the kind of object or operation
-	Unchanged Outcome = "unchanged"  // an update was allowed: it changes nothing that a policy judges
+	Unchanged Outcome = "unchanged"  // allowed: nothing changes that a policy judges, or the pod is not to be changed
 	MirrorPod Outcome = "mirror_pod" // the API server's copy of a static pod was allowed
+	Changed   Outcome = "changed"    // allowed, and the pod is changed
 	Invalid   Outcome = "invalid"    // denied: the object cannot be decoded or exceeds a limit
 	Failed    Outcome = "failed"     // denied: the judgement panicked
 )
 
 // Outcomes returns all outcomes.
 func Outcomes() []Outcome {
-	return []Outcome{Refused, Allowed, Denied, NotJudged, Unchanged, MirrorPod, Invalid, Failed}
+	return []Outcome{Refused, Allowed, Denied, NotJudged, Unchanged, MirrorPod, Changed, Invalid, Failed}
 }
 
-// An Event describes a request and its answer. Only the messages of Decision have values of the object.
+// An Event describes a request and its answer. Only Digests and the messages of Decision have values of the object.
 type Event struct {
-	Path    string // ValidatePath or ImageReviewPath
+	Path    string // ValidatePath, MutatePath or ImageReviewPath
 	Outcome Outcome
 	// Operation, Resource, Namespace and Name are those of an admission review. Resource is as in
 	// pods/ephemeralcontainers and deployments.apps. An image review has only Namespace.
@@ -93,6 +99,7 @@ type Event struct {
 	Message                              string             // the sentence of a denial
 	Decision                             admission.Decision // Decision has the findings of all validators and backends
 	AuditAnnotations                     map[string]string  // those of the backends
+	Digests                              string             // that were added to images, in JSON; "" if none were
 	Took                                 time.Duration
 }
 
@@ -131,6 +138,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case ValidatePath:
 		limit, answer = maxAdmissionReview, h.validate
+	case MutatePath:
+		limit, answer = maxAdmissionReview, h.mutate
 	case ImageReviewPath:
 		limit, answer = maxObject, h.imageReview
 	default:

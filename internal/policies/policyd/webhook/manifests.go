@@ -46,6 +46,7 @@ const (
 type ManifestPolicies struct {
 	contents   map[string]string // by the name of the file
 	namespaces bool              // whether one of them selects namespaces by labels
+	mutate     bool              // whether one of them changes pods
 
 	Webhook requirement.Webhook // what they require of the webhook configuration
 }
@@ -59,6 +60,7 @@ func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
 	p := &ManifestPolicies{
 		contents: map[string]string{}, Webhook: policyfiles.Webhook(set),
 		namespaces: NeedsNamespaces(policyfiles.Restrictions(set)),
+		mutate:     policyfiles.MutateDigests(policyfiles.Requirements(set)),
 	}
 	for _, f := range files {
 		name := filepath.Base(f.Name)
@@ -81,7 +83,7 @@ func NeedsNamespaces(s *restriction.Set) bool {
 type ManifestOptions struct {
 	URL string // where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means inside
 	// Namespace, Image, Policies and TrustedRoot are for a pullgate-policyd in the cluster. If Policies are nil, they are
-	// not known: the ConfigMap is not printed, and namespaces are watched.
+	// not known: the ConfigMap is not printed, namespaces are watched, and no webhook changes pods.
 	Namespace, Image string
 	Policies         *ManifestPolicies
 	TrustedRoot      []byte // the trusted_root.json of the nodes; nil if they have none
@@ -100,7 +102,17 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	m := manifest{ManifestOptions: o, Rules: rulesOf(o.Templates)}
+	m := manifest{ManifestOptions: o}
+	if o.Policies != nil && o.Policies.mutate {
+		m.Webhooks = append(m.Webhooks, configuration{
+			Kind: "MutatingWebhookConfiguration", Object: "pullgate", Name: "mutate.pullgate.dev", Path: MutatePath,
+			Rules: []rule{podRule()}, Mutating: true,
+		})
+	}
+	m.Webhooks = append(m.Webhooks, configuration{
+		Kind: "ValidatingWebhookConfiguration", Object: "pullgate-policyd", Name: "imagepolicywebhook.image-policy.k8s.io",
+		Path: ValidatePath, Rules: rulesOf(o.Templates),
+	})
 	m.WatchesNamespaces = o.Policies == nil || o.Policies.namespaces
 	t, err := template.New("").Funcs(template.FuncMap{
 		"scalar": scalar, "lines": indented, "base64": base64.StdEncoding.EncodeToString,
@@ -136,7 +148,14 @@ type manifest struct {
 	WatchesNamespaces bool
 	ConfigMaps        []configMap
 	ConfigurationHash string
-	Rules             []rule
+	Webhooks          []configuration
+}
+
+// A configuration is one of a webhook.
+type configuration struct {
+	Kind, Object, Name, Path string
+	Rules                    []rule
+	Mutating                 bool
 }
 
 type configMap struct {
@@ -144,9 +163,9 @@ type configMap struct {
 	Data            map[string]string
 }
 
-// Endpoint returns the whole URL.
-func (m manifest) Endpoint() string {
-	return strings.TrimSuffix(strings.TrimSuffix(m.URL, ValidatePath), "/") + ValidatePath
+// Endpoint returns the whole URL of a path.
+func (m manifest) Endpoint(path string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(m.URL, ValidatePath), "/") + path
 }
 
 // Excluded returns the namespaces whose objects are not judged.
@@ -181,9 +200,14 @@ type rule struct {
 	Resources      []string
 }
 
+func podRule() rule { return rule{"", "v1", []string{"pods", "pods/ephemeralcontainers"}} }
+
 // rulesOf returns a rule for each group and version. The API server converts objects of Kubernetes' groups to v1.
 func rulesOf(templates []config.PodTemplate) (rules []rule) {
-	versions := map[schema.GroupResource]string{{Resource: "pods"}: "v1", {Resource: "pods/ephemeralcontainers"}: "v1"}
+	versions := map[schema.GroupResource]string{}
+	for _, r := range podRule().Resources {
+		versions[schema.GroupResource{Resource: r}] = "v1"
+	}
 	for _, t := range templates {
 		versions[schema.GroupResource{Group: t.Group, Resource: t.Resource}] = "*"
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -88,9 +89,11 @@ func TestManifestsGolden(t *testing.T) {
 	policies := withManifestPolicies(t, "testdata/policies")
 	policies.Namespace, policies.Templates = "security", disk.Templates
 	policies.Exclude = []string{"kube-system", "security", "monitoring"}
+	digests := withManifestPolicies(t, digestPolicies)
+	digests.URL = "https://10.0.0.10:9443" + webhook.ValidatePath
 	for name, o := range map[string]webhook.ManifestOptions{
 		"cluster": manifestOptions(t), "policies": policies,
-		"disk": disk,
+		"disk": disk, "digests": digests,
 	} {
 		golden, got := filepath.Join("testdata", name+".golden.yaml"), manifestText(t, o)
 		if *rewrite {
@@ -100,6 +103,47 @@ func TestManifestsGolden(t *testing.T) {
 			t.Errorf("%s (-want +got), go test -rewrite:\n%s", golden, diff)
 		}
 		decodeManifests(t, got)
+	}
+}
+
+// digestPolicies are those of a page of the manual.
+const digestPolicies = "../../../../docs/examples/digest/policies"
+
+// A webhook that changes pods exists only if a policy has something to change. It is called before the other one, with
+// the same settings, and never for templates.
+func TestManifestOfDigests(t *testing.T) {
+	o := withManifestPolicies(t, digestPolicies)
+	o.FailurePolicy, o.Timeout = "Fail", 7*time.Second
+	objects, kinds := decodeManifests(t, manifestText(t, o))
+	n := len(kinds)
+	if !slices.Equal(kinds[n-2:], []string{"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}) {
+		t.Fatalf("printed %q", kinds)
+	}
+	type (
+		mutatingConfiguration   = *admissionregistrationv1.MutatingWebhookConfiguration
+		validatingConfiguration = *admissionregistrationv1.ValidatingWebhookConfiguration
+	)
+	mutating := findObject[mutatingConfiguration](t, objects, "pullgate").Webhooks[0]
+	validating := findObject[validatingConfiguration](t, objects, "pullgate-policyd").Webhooks[0]
+	if mutating.Name != "mutate.pullgate.dev" || *mutating.ClientConfig.Service.Path != webhook.MutatePath ||
+		*mutating.ReinvocationPolicy != admissionregistrationv1.IfNeededReinvocationPolicy ||
+		!slices.Equal(mutating.Rules[0].Resources, []string{"pods", "pods/ephemeralcontainers"}) || len(mutating.Rules) != 1 {
+		t.Errorf("%+v", mutating)
+	}
+	want := validating.ClientConfig
+	want.Service.Path = mutating.ClientConfig.Service.Path
+	if diff := cmp.Diff(want, mutating.ClientConfig); diff != "" {
+		t.Errorf("client (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(validating.NamespaceSelector, mutating.NamespaceSelector); diff != "" ||
+		*mutating.FailurePolicy != *validating.FailurePolicy || *mutating.TimeoutSeconds != *validating.TimeoutSeconds ||
+		*mutating.SideEffects != admissionregistrationv1.SideEffectClassNone {
+		t.Errorf("%+v; want the settings of the other one; namespaces (-want +got):\n%s", mutating, diff)
+	}
+	for _, o := range []webhook.ManifestOptions{manifestOptions(t), withManifestPolicies(t, "testdata/policies")} {
+		if strings.Contains(manifestText(t, o), "MutatingWebhookConfiguration") {
+			t.Error("a webhook changes pods although no policy is known that does")
+		}
 	}
 }
 
