@@ -83,7 +83,7 @@ type Turn[R any] struct {
 // A Group is work in flight. Its methods may be called concurrently.
 type Group[K comparable, R any] struct {
 	limits Limits
-	failed func(error)
+	failed func(K, error)
 	total  *semaphore.Weighted
 
 	mu      sync.Mutex
@@ -115,15 +115,15 @@ type tenant struct {
 	size          int64
 }
 
-// New returns a group. failed is called with each error of the group and of its work, but not once for each caller that
-// shares the work; nil is allowed.
-func New[K comparable, R any](l Limits, failed func(error)) *Group[K, R] {
+// New returns a group. failed is called with the key and each error of the group and of its work, but not once for each
+// caller that shares the work; nil is allowed.
+func New[K comparable, R any](l Limits, failed func(K, error)) *Group[K, R] {
 	g := &Group[K, R]{limits: l, failed: failed, flights: map[K]*flight[R]{}, tenants: map[string]*tenant{}}
 	if l.Total > 0 {
 		g.total = semaphore.NewWeighted(l.Total)
 	}
 	if failed == nil {
-		g.failed = func(error) {}
+		g.failed = func(K, error) {}
 	}
 	return g
 }
@@ -135,7 +135,7 @@ func (g *Group[K, R]) Do(ctx context.Context, k K, w Work[R]) (R, error) {
 	f, err := g.joinLocked(ctx, k, w)
 	if err != nil {
 		g.mu.Unlock()
-		g.failed(err)
+		g.failed(k, err)
 		var none R
 		return none, err
 	}
@@ -196,7 +196,7 @@ func (g *Group[K, R]) joinLocked(ctx context.Context, k K, w Work[R]) (*flight[R
 	g.running.Go(func() {
 		f.result, f.err = g.fly(ctx, f, t)
 		if f.err != nil {
-			g.failed(f.err)
+			g.failed(k, f.err)
 		}
 		g.end(k, f, t)
 	})

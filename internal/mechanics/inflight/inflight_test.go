@@ -3,6 +3,7 @@ package inflight_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -47,15 +48,15 @@ func TestCallersWithOneKeyShareWork(t *testing.T) {
 
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		failures := 0
+		failures := map[string]int{}
 		var mu sync.Mutex
 		g := inflight.New[string, int](inflight.Limits{
 			PerTenant: 1, Total: 2, TenantSize: 2, TotalSize: 4,
 			Wait: time.Second,
-		}, func(error) {
+		}, func(key string, _ error) {
 			mu.Lock()
 			defer mu.Unlock()
-			failures++
+			failures[key]++
 		})
 		end, begun := make(chan struct{}), make([]int, 6)
 		errs := make([]error, 6)
@@ -74,8 +75,8 @@ func TestLimits(t *testing.T) {
 				t.Errorf("%d: %v, begun %d; want %v", i, errs[i], begun[i], want)
 			}
 		}
-		if failures != 4 {
-			t.Errorf("%d failures counted; want 4", failures)
+		if want := map[string]int{"1": 1, "2": 1, "4": 1, "5": 1}; !maps.Equal(failures, want) {
+			t.Errorf("failures counted: %v; want %v", failures, want)
 		}
 	})
 }

@@ -78,6 +78,9 @@ func (c *kyvernoCompiler) spec(at *field.Path, s *kyvernoSpec) {
 		names[r.Name] = i
 		c.rule(at, r)
 	}
+	mutates := slices.ContainsFunc(c.Rules, func(r requirement.Rule) bool { return r.MutateDigest })
+	c.NoteIf(mutates && c.Webhook.FailurePolicy == "", at.Child("failurePolicy"),
+		"absent: an image whose digest cannot be read keeps its tag, and Kyverno denies the pod; set it to Fail or Ignore")
 }
 
 // spare checks the fields of a spec that have no effect at nodes. webhookConfiguration has newer names of two of them.

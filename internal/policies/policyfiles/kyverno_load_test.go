@@ -229,10 +229,18 @@ func TestKyvernoNotes(t *testing.T) {
 	if err != nil || len(p.Rules) != 0 || p.Count != 1 || !slices.Equal(p.Notes, want) {
 		t.Errorf("Load = %+v, %v; want no rule and the notes\n%s", p, err, strings.Join(want, "\n"))
 	}
-	p, err = kyverno.Load(kyvernoVerification("mutateDigest: true"))
-	if err != nil || len(p.Rules) != 1 || !p.Rules[0].MutateDigest || p.Rules[0].FailClosed || len(p.Notes) != 1 ||
-		!strings.Contains(p.Notes[0], ".mutateDigest: no effect at nodes") {
-		t.Errorf("Load = %+v, %v; want a rule and a note", p, err)
+	mutate := kyvernoVerification("mutateDigest: true")
+	p, err = kyverno.Load(mutate)
+	if err != nil || len(p.Rules) != 1 || !p.Rules[0].MutateDigest || p.Rules[0].FailClosed || len(p.Notes) != 2 ||
+		!strings.Contains(p.Notes[0], ".mutateDigest: no effect at nodes") ||
+		!strings.Contains(p.Notes[1], "spec.failurePolicy: absent: an image whose digest cannot be read keeps its tag") {
+		t.Errorf("Load = %+v, %v; want a rule and two notes", p, err)
+	}
+	for _, field := range []string{"failurePolicy: Fail", "webhookConfiguration: {failurePolicy: Ignore}"} {
+		p, err = kyverno.Load(strings.Replace(mutate, "spec: {", "spec: {"+field+", ", 1))
+		if err != nil || len(p.Notes) != 2 || strings.Contains(strings.Join(p.Notes, ""), "absent") {
+			t.Errorf("%s: Load = %+v, %v; want notes about other things", field, p, err)
+		}
 	}
 }
 

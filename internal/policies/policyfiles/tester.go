@@ -124,7 +124,7 @@ func (p *Tester) judge(pod admission.Pod, containers, others []admission.Contain
 }
 
 func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
-	rules.Unpinned = true
+	rules.Pinned = rules.AddsDigest()
 	name := imageref.New(i.Name)
 	judged := rules.Judge(name)
 	for _, f := range judged.Findings {

@@ -134,16 +134,15 @@ type Judgement struct {
 // Judge returns what rules say about an image with this name in the pod. If the name is not known, a rule that can deny
 // the image denies it with the reason FieldUnknown, also one about signatures.
 func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
-	pinned := a.Unpinned && slices.ContainsFunc(a.Rules, func(r *Rule) bool { return r.MutateDigest })
 	for _, r := range a.Rules {
 		signed := r.NeedsSignature()
 		denies := r.Requirement != nil && !signed && !r.Requirement.Met(func(*Signer) bool { return false })
 		switch {
 		case a.Unknown && (denies || signed || r.RequireDigest || r.Default == DenyUnmatched):
-			j.Findings = append(j.Findings, unnamed(r, name))
+			j.Findings = append(j.Findings, r.Unnamed(name))
 		case a.Unknown:
 		default:
-			j.judge(r, name, denies, signed, r.RequireDigest && !pinned)
+			j.judge(r, name, denies, signed, r.RequireDigest && !a.Pinned)
 		}
 	}
 	if a.Default == NoDefault {
@@ -181,7 +180,8 @@ func (j *Judgement) judge(r *Rule, name imageref.Ref, denies, signed, requiresDi
 	}
 }
 
-func unnamed(r *Rule, name imageref.Ref) admission.Finding {
+// Unnamed returns the finding for an image whose name is not known.
+func (r *Rule) Unnamed(name imageref.Ref) admission.Finding {
 	what := "an image of the container has a name that is not known"
 	if !name.Empty() {
 		what = fmt.Sprintf("image %q is an image ID or not a valid name", short(name.String()))
@@ -276,13 +276,19 @@ type ImageRules struct {
 	Rules []*Rule
 	// Unknown says that the name is not known, or can mean an image ID. Rules has every rule for the namespace then.
 	Unknown bool
-	// Unpinned says that the webhook adds digests later: the image is in a template of pods, or in a file.
-	Unpinned bool
+	// Pinned says that a pod with the image gets its digest from the webhook later: the image is in a template of pods,
+	// or in a file. No rule requires it there.
+	Pinned bool
 	// Default is set if no rule matches the image and a rule for the namespace says what happens then. DefaultRule is
 	// one that says it, and an enforced one if there is any. For an enforced default only enforced rules count as
 	// matching, and for both only rules that require a signature or have a default themselves.
 	Default     Default
 	DefaultRule *Rule
+}
+
+// AddsDigest reports whether a rule adds the digest to the image.
+func (a ImageRules) AddsDigest() bool {
+	return slices.ContainsFunc(a.Rules, func(r *Rule) bool { return r.MutateDigest })
 }
 
 // For returns what a set says about an image of a pod in a namespace. The namespace "" is an unknown one, which is in

@@ -34,32 +34,35 @@ func (s *Service) Digests(ctx context.Context, rules *Rules, namespace string, i
 ) {
 	digests = make([]string, len(images))
 	type answer struct {
+		name   imageref.Ref
+		rule   *requirement.Rule // that adds the digest
+		named  bool              // otherwise the name is not known
 		digest string
 		err    error
 	}
 	answers := map[string]*answer{}
-	var open []imageref.Ref
+	var open []*answer
 	for i, image := range images {
 		name := imageref.New(image.Image)
-		switch {
-		case name.Name().IsDigest() || adding(rules.set.For(namespace, name)) == nil:
+		applied := rules.set.For(namespace, name)
+		switch r := adding(applied); {
+		case name.Name().IsDigest() || r == nil:
 		case image.Stored != "":
 			digests[i] = image.Stored
 		case answers[image.Image] == nil:
-			answers[image.Image] = &answer{}
-			open = append(open, name)
+			a := &answer{name: name, rule: r, named: !applied.Unknown}
+			answers[image.Image], open = a, append(open, a)
 		}
 	}
 	var asked errgroup.Group
 	asked.SetLimit(maxAtOnce)
-	for _, name := range open {
-		a := answers[name.String()]
-		if digest, ok := s.digestOf(name); ok {
+	for _, a := range open {
+		if digest, ok := s.digestOf(a.name); ok || !a.named {
 			a.digest = digest
 			continue
 		}
 		asked.Go(func() error {
-			a.digest, a.err = s.digest(ctx, namespace, name)
+			a.digest, a.err = s.digest(ctx, namespace, a.name)
 			return nil
 		})
 	}
@@ -70,33 +73,38 @@ func (s *Service) Digests(ctx context.Context, rules *Rules, namespace string, i
 		}
 	}
 	log, logged := s.options.Log.WithValues("namespace", namespace), 0
-	for _, name := range open {
-		err := answers[name.String()].err
-		if err == nil {
+	for _, a := range open {
+		denial, otherwise := a.rule.Unnamed(a.name), ""
+		switch {
+		case !a.named:
+		case a.err == nil:
 			continue
+		default:
+			if logged++; logged > maxLogged {
+				log = klog.Logger{} // it discards
+			}
+			image := safetext.Shorten(a.name.String(), requirement.MaxText)
+			log.Info("Failed to resolve an image to its digest",
+				"image", image, "rule", a.rule, "reason", safetext.Shorten(a.err.Error(), requirement.MaxText))
+			// What the registry did is in the log alone: a tenant could tell by it what is at an address.
+			denial = a.rule.Finding(admission.Deny, admission.DigestRequired, fmt.Sprintf("image %q: its digest, which %s "+
+				"adds, is not known: pullgate-policyd could not read it from the registry", image, a.rule))
+			otherwise = "; the image keeps its tag"
 		}
-		if logged++; logged > maxLogged {
-			log = klog.Logger{} // it discards
-		}
-		r := adding(rules.set.For(namespace, name))
-		log.Info("Failed to resolve an image to its digest",
-			"image", safetext.Shorten(name.String(), requirement.MaxText), "rule", r,
-			"reason", safetext.Shorten(err.Error(), requirement.MaxText))
-		// What the registry did is in the log alone: a tenant could tell by it what is at an address.
-		text := fmt.Sprintf("image %q: its digest, which %s adds, is not known: pullgate-policyd could not read it from "+
-			"the registry", safetext.Shorten(name.String(), requirement.MaxText), r)
-		if r.FailClosed && r.Mode == requirement.Enforce {
-			findings = append(findings, r.Finding(admission.Deny, admission.DigestRequired, text))
+		if closed(a.rule) {
+			findings = append(findings, denial)
 		} else {
-			unresolved = append(unresolved, text+"; the image keeps its tag")
+			unresolved = append(unresolved, denial.Message+otherwise)
 		}
 	}
 	return digests, findings, unresolved
 }
 
+// closed reports whether a pod is denied for an image that does not get the digest that a rule adds.
+func closed(r *requirement.Rule) bool { return r.FailClosed && r.Mode == requirement.Enforce }
+
 // adding returns the rule that adds digests to an image, the strictest if there are several; nil if there is none.
 func adding(a requirement.ImageRules) (strictest *requirement.Rule) {
-	closed := func(r *requirement.Rule) bool { return r.FailClosed && r.Mode == requirement.Enforce }
 	for _, r := range a.Rules {
 		if r.MutateDigest && (strictest == nil || closed(r) && !closed(strictest)) {
 			strictest = r
@@ -106,8 +114,10 @@ func adding(a requirement.ImageRules) (strictest *requirement.Rule) {
 }
 
 // The limits of a namespace: how many of its images are resolved at the same time, so that others have turns at the
-// same registry, and how many of them are in flight.
-const maxPerNamespace, maxOfNamespace = maxPerRegistry / 2, maxFlights / 4
+// same registry, and how many of them are in flight. A tenant can have many namespaces.
+const maxPerNamespace, maxOfNamespace = maxPerRegistry / 2, maxFlights / 32
+
+var errLate = errors.New("it was not resolved in time")
 
 type namespaced struct {
 	namespace string
@@ -122,8 +132,8 @@ func newResolving() *inflight.Group[namespaced, string] {
 
 // digest resolves an image for a namespace. It goes on if the caller leaves, so that a repeated request finds it.
 func (s *Service) digest(ctx context.Context, namespace string, name imageref.Ref) (string, error) {
-	if !name.Parsed() || name.MayBeImageID() {
-		return "", ErrName
+	if ctx.Err() != nil { // the rest of the images of a request must not fill the queue
+		return "", errLate
 	}
 	digest, err := s.resolving.Do(ctx, namespaced{namespace, name.Name()}, inflight.Work[string]{
 		Tenant: namespace, Size: 1, Ending: inflight.Continue,
@@ -142,7 +152,7 @@ func (s *Service) digest(ctx context.Context, namespace string, name imageref.Re
 		},
 	})
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		err = errors.New("it was not resolved in time")
+		err = errLate
 	}
 	return digest, err
 }

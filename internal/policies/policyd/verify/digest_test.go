@@ -95,6 +95,8 @@ func TestDigests(t *testing.T) {
 func TestImagesThatCannotBeResolved(t *testing.T) {
 	const sentence = `image %q: its digest, which rule digest of policy %s adds, is not known: pullgate-policyd could ` +
 		`not read it from the registry`
+	const unnamed = `image %q is an image ID or not a valid name, and rule digest of policy %s may be for it; name the ` +
+		`image by its repository with a tag or digest`
 	failed := errors.New("connection refused by 10.0.0.1")
 	for fields, denies := range map[string]bool{
 		"failurePolicy: Fail": true,
@@ -103,24 +105,45 @@ func TestImagesThatCannotBeResolved(t *testing.T) {
 		"background: true":                                                     false,
 		"failurePolicy: Ignore\n  webhookConfiguration: {failurePolicy: Fail}": true,
 	} {
-		for _, image := range []string{"r.test/gone:1", strings.Repeat("a", 64), "r.test/A:1", "a b"} {
+		for _, image := range []string{"r.test/gone:1", strings.Repeat("a", 64), "sha256:abcdef", "r.test/A:1", "a b"} {
 			w := newWorld(t, pinned("pin", "r.test/*", fields), pinned("a-weak", "*", "failurePolicy: Ignore"))
 			w.resolve = func(string, string) (string, error) { return "", failed }
 			got, findings, unresolved := w.digests(t, "team", image, image)
 			if !slices.Equal(got, []string{"", ""}) {
 				t.Errorf("%s: %q", image, got)
 			}
-			text := fmt.Sprintf(sentence, image, map[bool]string{true: "pin", false: "a-weak"}[denies])
+			policy := map[bool]string{true: "pin", false: "a-weak"}[denies]
+			text, reason, otherwise := sentence, admission.DigestRequired, "; the image keeps its tag"
+			if image != "r.test/gone:1" {
+				text, reason, otherwise = unnamed, admission.FieldUnknown, ""
+			}
+			text = fmt.Sprintf(text, image, policy)
 			switch {
 			case denies && (len(findings) != 1 || len(unresolved) > 0 || findings[0].Message != text ||
-				findings[0].Answer != admission.Deny || findings[0].Reason != admission.DigestRequired || findings[0].Audit),
-				!denies && (len(findings) > 0 || !slices.Equal(unresolved, []string{text + "; the image keeps its tag"})):
+				findings[0].Answer != admission.Deny || findings[0].Reason != reason || findings[0].Audit),
+				!denies && (len(findings) > 0 || !slices.Equal(unresolved, []string{text + otherwise})):
 				t.Errorf("%s: %s: %+v, %q", fields, image, findings, unresolved)
 			}
-			if image == "r.test/gone:1" && !strings.Contains(w.logged(t), failed.Error()) {
-				t.Errorf("log %s; want the reason", w.logged(t))
+			if asked := image == "r.test/gone:1"; asked != strings.Contains(w.logged(t), failed.Error()) ||
+				asked != (w.resolved.Load() == 1) {
+				t.Errorf("%s: asked %d times, log %s; want the reason", image, w.resolved.Load(), w.logged(t))
 			}
 		}
+	}
+}
+
+// Otherwise an alert about verifications could be caused by tags that do not exist.
+func TestOnlyFailedVerificationsAreCounted(t *testing.T) {
+	w := newWorld(t, pinned("pin", "r.test/*", ""), signed("a", "r.test/**", ""))
+	failed := errors.New("failed")
+	w.resolve = func(string, string) (string, error) { return "", failed }
+	w.digests(t, "team", "r.test/gone:1")
+	if n := len(w.outcomes); n != 0 {
+		t.Errorf("outcomes after a resolution: %v; want none", w.outcomes)
+	}
+	w.judge(t, "r.test/gone:1")
+	if w.outcomes[verify.Failed] != 1 || len(w.outcomes) != 1 {
+		t.Errorf("outcomes after a verification: %v; want one that failed", w.outcomes)
 	}
 }
 
@@ -155,6 +178,15 @@ func TestTemplatesOfPodsThatGetDigests(t *testing.T) {
 		findings, _ := w.Judge(t.Context(), w.rules, "team", []string{image}, true)
 		if got := describe(findings); got != want {
 			t.Errorf("%s in a template: %q; want %q", image, got, want)
+		}
+	}
+	podsOnly := strings.Replace(pinned("pin", "digest.test/pinned*", ""), "{name: pin}",
+		"{name: pin, annotations: {pod-policies.kyverno.io/autogen-controllers: none}}", 1)
+	only := newWorld(t, fmt.Sprintf(digest, ""), podsOnly)
+	for image, want := range map[string]string{"app": "Deny DIGEST_REQUIRED digest", "pinned": "Admit digest"} {
+		findings, _ := only.Judge(t.Context(), only.rules, "team", []string{"digest.test/" + image + ":1"}, true)
+		if got := describe(findings); got != want {
+			t.Errorf("%s in a template, with a rule that is for pods only: %q; want %q", image, got, want)
 		}
 	}
 	findings, _ := w.judge(t, "digest.test/pinned:1")
@@ -196,6 +228,56 @@ func TestNamespacesShareTheTurnsOfRegistries(t *testing.T) {
 			t.Errorf("%q, %v after %v; want the digest after a second", got, findings, time.Since(began))
 		}
 		time.Sleep(time.Minute)
+	})
+}
+
+// A tenant with many namespaces leaves room for the images of others.
+func TestManyGreedyNamespacesDoNotFillTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, pinned("pin", "*", "failurePolicy: Fail"))
+		w.resolve = func(string, string) (string, error) {
+			time.Sleep(time.Second)
+			return digestFor(1), nil
+		}
+		for i := range 16 * 40 { // from 16 namespaces, each with more than it may have in flight
+			go func() {
+				var images []string
+				for j := range 8 {
+					images = append(images, fmt.Sprintf("r.test/greedy-%d:%d", i, j))
+				}
+				w.Digests(t.Context(), w.rules, fmt.Sprint("greedy-", i%16), tagged(images...))
+			}()
+		}
+		time.Sleep(50 * time.Millisecond)
+		if got, findings, _ := w.digests(t, "victim", "victim.test/app:1"); got[0] != digestFor(1) || len(findings) > 0 {
+			t.Errorf("%q, %v, log %s; want the digest", got, findings, w.logged(t))
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// A request that is given up does not start to resolve the rest of its images.
+func TestNothingIsResolvedForARequestThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, pinned("pin", "*", "failurePolicy: Fail"))
+		w.resolve = func(string, string) (string, error) {
+			time.Sleep(time.Second)
+			return digestFor(1), nil
+		}
+		var images []string
+		for i := range 400 {
+			images = append(images, fmt.Sprintf("r.test/app:%d", i))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		got, findings, _ := w.Digests(ctx, w.rules, "team", tagged(images...))
+		if len(findings) != 400 || !slices.Equal(got, make([]string, 400)) {
+			t.Errorf("%d findings, %q; want one for each image", len(findings), got)
+		}
+		time.Sleep(time.Minute)
+		if asked := w.resolved.Load(); asked != 8 {
+			t.Errorf("%d images were resolved; want those that had begun, 8", asked)
+		}
 	})
 }
 

@@ -94,8 +94,10 @@ func NewService(o ServiceOptions) (*Service, error) {
 	s.inFlight = inflight.New[key, requirement.Report](inflight.Limits{
 		PerTenant: maxPerRegistry, Total: maxVerifications, TotalSize: maxFlights, TenantMemory: memoryPerRegistry,
 		Wait: waitLimit,
-	}, func(err error) {
-		o.Verified(Failed)
+	}, func(k key, err error) {
+		if k.rules != nil { // otherwise nothing was verified; see Digests
+			o.Verified(Failed)
+		}
 		if p, ok := errors.AsType[*inflight.PanicError](err); ok {
 			o.OnPanic(p.Value, p.Stack)
 		}

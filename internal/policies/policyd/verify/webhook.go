@@ -65,9 +65,10 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 }
 
 func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
-	if a.Unpinned = template; !template {
+	if !template {
 		return a
 	}
+	a.Pinned = a.AddsDigest() // also by a rule that is for pods only
 	a.Rules = slices.DeleteFunc(slices.Clone(a.Rules), func(r *requirement.Rule) bool { return r.PodsOnly })
 	if a.DefaultRule != nil && a.DefaultRule.PodsOnly {
 		a.Default, a.DefaultRule = requirement.NoDefault, nil

@@ -102,9 +102,6 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 		allowed.outcome = MirrorPod
 		return allowed
 	}
-	if q.size.add(&pod.Spec) {
-		return invalidAnswer(tooManyParts)
-	}
 	var old *corev1.Pod
 	if q.update {
 		old = decodePod(q.OldObject.Raw)
@@ -122,6 +119,9 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 			continue
 		}
 		open, images = append(open, i), append(images, verify.Tagged{Image: p.image, Stored: stored(before[p.key], p.image)})
+	}
+	if len(images) > 0 && q.size.add(&pod.Spec) { // otherwise an update leaves what is there
+		return invalidAnswer(tooManyParts)
 	}
 	var digests []string
 	if h.options.Digests != nil && len(images) > 0 {
@@ -142,7 +142,7 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 	}
 	now, stored := readNotes(pod), readNotes(old)
 	all := noted(places, added, now, stored)
-	if !ops.annotate(pod, all) {
+	if !ops.annotate(pod, all) && len(added) > 0 {
 		return invalidAnswer("it names too many images for the annotation " + DigestsAnnotation)
 	}
 	allowed.outcome = Unchanged
@@ -208,24 +208,23 @@ type patchOperation struct {
 
 func (p *patch) set(op, path string, value any) { *p = append(*p, patchOperation{op, path, value}) }
 
-// annotate sets the annotation, or removes it if there is nothing to note. It returns false if it would be too large.
+// annotate sets the annotation, or removes it if there is nothing to note, or too much. Then it returns false.
 func (p *patch) annotate(pod *corev1.Pod, all notes) bool {
 	const annotations = "/metadata/annotations"
 	path := annotations + "/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(DigestsAnnotation)
 	now, exists := pod.Annotations[DigestsAnnotation]
 	text := all.String()
-	switch {
-	case len(all) == 0 && exists:
+	fits := len(text) <= maxNote
+	switch none := len(all) == 0 || !fits; {
+	case none && exists:
 		p.set("remove", path, nil)
-	case len(all) == 0 || text == now:
-	case len(text) > maxNote:
-		return false
+	case none || text == now:
 	case len(pod.Annotations) == 0:
 		p.set("add", annotations, map[string]string{DigestsAnnotation: text})
 	default:
 		p.set("add", path, text)
 	}
-	return true
+	return fits
 }
 
 func (p *patch) json() []byte {

@@ -363,6 +363,45 @@ func TestAnnotationOfDigestsIsBounded(t *testing.T) {
 	}
 }
 
+// A pod that is larger than a newer limit allows keeps running, and its labels can be changed.
+func TestUpdatesOfOtherFieldsAreNotLimited(t *testing.T) {
+	w, p := newPinner(t)
+	containers := strings.Repeat(`{name: c, image: "a:1"},`, 1001)
+	for _, tc := range []struct {
+		added string
+		want  webhook.Outcome
+	}{{"", webhook.Unchanged}, {`{name: d, image: "b:1"}`, webhook.Invalid}} {
+		q := pod(`{containers: [`+containers+tc.added+`]}`, "other: b")
+		q.old = pod(`{containers: [` + containers + `]}`).object
+		_, operations, r := w.mutated(t, q)
+		if w.last().Outcome != tc.want || r.Allowed != (tc.want == webhook.Unchanged) || len(operations) > 0 ||
+			len(p.asked) > 0 {
+			t.Errorf("with %q: %s, %q, asked for %q; want %s", tc.added, w.last().Outcome, message(r), p.asked, tc.want)
+		}
+	}
+	// One whose annotation would be too long loses it, unless that has to tell of a digest that is added now.
+	now, old, list := map[string]any{}, map[string]any{}, ""
+	for i := range 900 {
+		name, image := fmt.Sprintf("c%d", i), fmt.Sprintf("r.test/%s:%d", strings.Repeat("a", 90), i)
+		in := now
+		if i%2 == 0 {
+			in = old
+		}
+		in["containers/"+name] = map[string]string{"image": image, "digest": digestOf(image)}
+		list += fmt.Sprintf("{name: %s, image: %q},", name, image+"@"+digestOf(image))
+	}
+	annotation := func(notes map[string]any) string { return fmt.Sprintf("%s: %q", digestsKey, object(t, notes)) }
+	for _, added := range []string{"", `{name: d, image: "b:1"}`} {
+		q := pod(`{containers: [`+list+added+`]}`, annotation(now))
+		q.old = pod(`{containers: [`+list+`]}`, annotation(old)).object
+		got, operations, r := w.mutated(t, q)
+		_, exists := annotationOf(got)
+		if added == "" && (!r.Allowed || exists || len(operations) != 1) || added != "" && r.Allowed {
+			t.Errorf("with %q: %s, %q, annotation %v", added, w.last().Outcome, message(r), exists)
+		}
+	}
+}
+
 func TestMutationsThatPanicDeny(t *testing.T) {
 	w := newWorld(t, webhook.Options{
 		Digests: func(context.Context, string, []verify.Tagged) ([]string, []admission.Finding, []string) {
