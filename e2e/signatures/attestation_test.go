@@ -7,8 +7,9 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/pullgate/pullgate/e2e/signing"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
+
+	"github.com/pullgate/pullgate/e2e/signing"
 )
 
 const scanType = "https://trivy.aquasec.com/scan/v2"

@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 	protodsse "github.com/sigstore/protobuf-specs/gen/pb-go/dsse"
 
 	"github.com/pullgate/pullgate/e2e/signing"
-	"github.com/pullgate/pullgate/internal/testkit"
-	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
 const (
