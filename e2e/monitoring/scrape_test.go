@@ -110,7 +110,7 @@ func busyDaemon(t *testing.T) workload {
 	w := workload{policyd: startWebhook(t, filepath.Join(dir, "policyd"), folder)}
 	w.gate = node.RunPullgated(t, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
 		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)),
-		fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.policyd.Endpoint()))
+		fmt.Sprintf("admission: {policies: %q, policydSocket: %q, recheckEndorsements: 24h}", folder, w.policyd.Endpoint()))
 	w.kubelet = criproxytest.NewKubelet(t, w.gate.Endpoint())
 	return w
 }
