@@ -45,6 +45,8 @@ them share the webhooks: without --failure-policy these have Fail if one of the
 policies has it, and without --timeout the longest timeout. --failure-policy is
 about a webhook that does not answer. The failurePolicy of a policy also decides
 about an image whose digest cannot be read: absent means Ignore, unlike in Kyverno.
+The validating webhook is also registered for the kinds of custom resources that
+they name.
 
 The failure policy Ignore is recommended: the nodes enforce the same policies, and
 the webhook only reports earlier. With Fail, no pod is created while no

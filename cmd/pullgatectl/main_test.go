@@ -430,7 +430,7 @@ const docs = "../../docs"
 func TestManualShowsWhatIsPrinted(t *testing.T) {
 	pages := map[string]int{
 		"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1, "allow-scanned-images.md": 1,
-		"pin-digests.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1,
+		"pin-digests.md": 1, "verify-custom-resources.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1,
 	}
 	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
@@ -480,9 +480,10 @@ func testPage(t *testing.T, manual string, atLeast int) {
 // The policy in each page about signatures is the one that is tested there.
 func TestSignaturePagesShowTheirPolicies(t *testing.T) {
 	for name, example := range map[string]string{
-		"require-signatures.md":   "signature/policies/team-a.yaml",
-		"allow-scanned-images.md": "attestation/policies/scanned.yaml",
-		"pin-digests.md":          "digest/policies/pinned.yaml",
+		"require-signatures.md":      "signature/policies/team-a.yaml",
+		"allow-scanned-images.md":    "attestation/policies/scanned.yaml",
+		"pin-digests.md":             "digest/policies/pinned.yaml",
+		"verify-custom-resources.md": "custom/policies/tekton.yaml",
 	} {
 		page := testkit.Value(os.ReadFile(filepath.Join(docs, name)))(t)
 		policy, err := os.ReadFile(filepath.Join(docs, "examples", example))

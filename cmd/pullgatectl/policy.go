@@ -255,7 +255,7 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 		}
 		policies, err := policyfiles.NewTester(settings)
 		if err == nil {
-			err = condition.Check(policyfiles.Requirements(policies.Set).Rules())
+			err = condition.Check(policyfiles.AllRules(policies.Set))
 		}
 		if err != nil {
 			return t.invalid(err)

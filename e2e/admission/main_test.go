@@ -28,6 +28,7 @@ func TestAPIServer(t *testing.T) {
 		"two-clusters":     twoClusters,
 		"resources":        resources,
 		"custom-resources": customResources,
+		"tekton":           tekton,
 		"ephemeral":        ephemeral,
 		"deployment":       deployment,
 		"unchanged":        unchanged,

@@ -31,7 +31,7 @@ metadata: {name: labels}
 binding:
   mode: Drop
   namespaces: [bodies, two-clusters, resources, custom-resources, ephemeral, dry-run, audit-mode, audit-log,
-    registration, timeout, service, files]
+    registration, timeout, service, files, tekton]
 spec:
   metadata: {labels: {keyBlacklist: [forbidden]}}
   spec: {containers: [{securityContext: {privileged: {require: false}}}]}
@@ -54,6 +54,7 @@ func policies(name string) map[string]string {
 		all["network.yaml"] = restriction("network", "", "namespaces: [deployment, unchanged, mirror]", "hostNetwork")
 		const audit = ", annotations: {policy.pullgate.dev/mode: Audit}"
 		all["processes.yaml"] = restriction("processes", audit, "namespaces: [audit-mode]", "hostPID")
+		all["tasks.yaml"] = tasksByDigest
 		all["strict.yaml"] = restriction("strict", "", "namespaceSelector: {matchLabels: {tier: strict}}", "hostIPC")
 	}
 	return all

@@ -179,8 +179,9 @@ func (w *world) namespaceReader(t *testing.T) string {
 // A webhook is a pullgate-policyd that serves HTTPS.
 type webhook struct {
 	*node.Webhook
-	world *world
-	name  string // of the webhook and of the label that chooses its namespaces
+	world    *world
+	name     string // of the webhook and of the label that chooses its namespaces
+	policies string // the folder
 }
 
 const loopback = "127.0.0.1"
@@ -190,13 +191,14 @@ func (w *world) startWebhook(t *testing.T, name, ip, policies string, settings .
 	t.Helper()
 	address := fmt.Sprintf("%s:%d", ip, testkit.Value(host.FreePort())(t))
 	h := node.StartWebhook(t, w.authority, address, w.path("policyd-"+name), policies, settings...)
-	return &webhook{h, w, name}
+	return &webhook{h, w, name, policies}
 }
 
 // printed returns the webhook that pullgate-policyd manifests prints, only for namespaces with its name as the label.
 func (h *webhook) printed(t *testing.T) *webhookConfiguration {
 	t.Helper()
-	objects := h.world.manifests(t, "--url", "https://"+h.Address, "--config", filepath.Join(h.Dir(), "policyd.yaml"))
+	objects := h.world.manifests(t, "--url", "https://"+h.Address, "--config", filepath.Join(h.Dir(), "policyd.yaml"),
+		"--policies", h.policies)
 	return only(t, objects[0], h.name)
 }
 

@@ -174,7 +174,7 @@ func (p *policies) compiled(set *policyfiles.Set) error {
 	}
 	if !slices.ContainsFunc(policyfiles.Requirements(set).Rules(), func(r requirement.Rule) bool {
 		return r.Requirement != nil && r.Requirement.HasConditions() && !known[r.Hash]
-	}) {
+	}) && !hasNewPaths(p.set, set) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), compiledLimit)
@@ -184,6 +184,27 @@ func (p *policies) compiled(set *policyfiles.Set) error {
 		return fmt.Errorf("the policies have conditions, and pullgate-policyd has not accepted them: %w", err)
 	}
 	return nil
+}
+
+// hasNewPaths reports whether rules for custom resources have expressions that a set before does not have, if other
+// rules need pullgate-policyd: it would keep the set before, and verify nothing by the new one. Otherwise such a rule,
+// which no node enforces, does not delay others.
+func hasNewPaths(before, set *policyfiles.Set) bool {
+	if needed, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set)); !needed {
+		return false
+	}
+	known := map[string]bool{}
+	for _, s := range []*policyfiles.Set{before, set} {
+		for _, r := range policyfiles.CustomRequirements(s).Rules() {
+			for _, p := range r.Custom.Paths {
+				if s == set && !known[p.Path] {
+					return true
+				}
+				known[p.Path] = true
+			}
+		}
+	}
+	return false
 }
 
 func (p *policies) use(set *policyfiles.Set, err error) {

@@ -166,6 +166,41 @@ func TestConditionsWaitForPolicyd(t *testing.T) {
 	}
 }
 
+// Paths of custom resources are expressions too. No node evaluates them, so they delay other files only if those need
+// pullgate-policyd, which would not take them.
+func TestPathsOfCustomResourcesWaitForPolicyd(t *testing.T) {
+	p, d := newReviewTest(t)
+	p.put("r", noHostNetwork)
+	p.open()
+	hash := func() string { p.poll(); p.poll(); return p.set.Hash }
+	custom := strings.Replace(scannedImages, "kinds: [Pod], namespaces: [team]", "kinds: [tekton.dev/v1/Task]", 1)
+	custom = strings.Replace(custom, "    verifyImages:", "    imagePaths: [{path: spec.steps}]\n    verifyImages:", 1)
+	write := func(name, text string) {
+		t.Helper()
+		testkit.Must(t, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644))
+	}
+	before := hash()
+	write("custom.yaml", strings.Replace(custom, "name: scanned", "name: tasks", 1))
+	after := hash()
+	if after == before || len(p.Rules().Rules()) > 0 {
+		t.Errorf("a rule for custom resources alone: hash %s, then %s, %d rules; want another hash and no rule", before,
+			after, len(p.Rules().Rules()))
+	}
+	write("signed.yaml", signedImages)
+	if before, after = after, hash(); after == before {
+		t.Error("a rule about signatures waits beside paths that are known")
+	}
+	others := strings.NewReplacer("name: scanned", "name: tasks", "spec.steps", "spec.sidecars").Replace(custom)
+	write("custom.yaml", others)
+	if before, after = after, hash(); after != before {
+		t.Error("new paths are in use without pullgate-policyd, which other rules need")
+	}
+	defer d.serve(t, p.socket())()
+	if after = hash(); after == before {
+		t.Error("paths that pullgate-policyd has accepted are not in use")
+	}
+}
+
 func TestRulesAreThoseOfTheConfiguration(t *testing.T) {
 	c := config.Default()
 	c.Exempt.StaticPods, c.Exempt.Namespaces = true, []string{"kube-system"}

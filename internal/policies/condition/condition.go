@@ -414,12 +414,19 @@ func appendShown(b []byte, v any) []byte {
 // Check returns why conditions of rules cannot be evaluated: all errors, each of which begins with the name of a file.
 func Check(rules []requirement.Rule) error {
 	var errs []error
-	seen := map[*requirement.Statement]bool{}
+	seen, said := map[*requirement.Statement]bool{}, map[string]bool{}
 	for i := range rules {
 		report := func(invalid field.ErrorList) {
 			for _, err := range invalid {
-				errs = append(errs, fmt.Errorf("%s: %w", rules[i].File, err))
+				err := fmt.Errorf("%s: %w", rules[i].File, err)
+				if !said[err.Error()] { // a rule for pods and for custom resources is there twice
+					errs = append(errs, err)
+				}
+				said[err.Error()] = true
 			}
+		}
+		if c := rules[i].Custom; c != nil {
+			report(checkPaths(c.Paths))
 		}
 		if v := rules[i].Object; v != nil {
 			_, invalid := CompileValidation(v)

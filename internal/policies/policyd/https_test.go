@@ -79,6 +79,40 @@ func (p *process) judge(c *tls.Config, spec string) string {
 	return text
 }
 
+// A rule for custom resources is in force in the process, with the other images of the object as they were.
+func TestCustomResourcesOverHTTPS(t *testing.T) {
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(issue(t, ca))
+	p.write("policies/tasks.yaml", `apiVersion: kyverno.io/v1
+kind: ClusterPolicy
+metadata: {name: tasks}
+spec:
+  validationFailureAction: Enforce
+  rules:
+  - name: digests
+    match: {any: [{resources: {kinds: [tekton.dev/v1/Task]}}]}
+    verifyImages: [{imageReferences: ['*'], digestVerify: true, imagePaths: [{path: "{{ spec.steps[*] }}"}]}]
+`)
+	p.start()
+	const byTag = `pullgate: tasks.tekton.dev team/app: image \"app:1\": rule digests of policy tasks requires that`
+	for image, want := range map[string]string{
+		"app@sha256:" + strings.Repeat("0", 64): `"allowed":true`,
+		"app:1":                                 byTag,
+	} {
+		review := strings.NewReplacer(`"version":"v1","kind":"Pod"`, `"group":"tekton.dev","version":"v1","kind":"Task"`,
+			`"version":"v1","resource":"pods"`, `"group":"tekton.dev","version":"v1","resource":"tasks"`).
+			Replace(admissionReview("team", false, fmt.Sprintf(`{"steps":[{"name":"a","image":%q}]}`, image)))
+		code, text, err := p.post(trusting(ca), webhook.ValidatePath+"?timeout=10s", strings.NewReader(review))
+		if err != nil || code != http.StatusOK || !strings.Contains(text, want) {
+			t.Errorf("%s: %d %s, %v; want %s", image, code, text, err, want)
+		}
+	}
+	if text := p.judge(trusting(ca), appPod); !strings.Contains(text, `"allowed":true`) {
+		t.Errorf("a pod: %s; want an admission", text)
+	}
+}
+
 // trusting returns the configuration of a client that trusts a CA.
 func trusting(ca *testkit.Authority) *tls.Config { return &tls.Config{RootCAs: ca.Pool()} }
 

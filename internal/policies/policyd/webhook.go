@@ -20,7 +20,7 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	m.servesWebhook()
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
-		Digests: p.digests, Templates: o.Config.PodTemplates,
+		Custom: p.judgeCustom, Digests: p.digests, Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
 			m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
@@ -94,6 +94,22 @@ func (p *policies) digests(ctx context.Context, namespace string, images []verif
 	}
 	sockets.Wait(ctx)
 	return p.signatures.Digests(ctx, set.rules, namespace, images)
+}
+
+func (p *policies) judgeCustom(ctx context.Context, o verify.CustomObject) *verify.Custom {
+	set := p.current.Load()
+	if set == nil {
+		return nil
+	}
+	c := p.signatures.JudgeCustom(ctx, set.rules, o)
+	if c != nil && c.Judge != nil && set.rules.Verifies() {
+		judge := c.Judge
+		c.Judge = func(ctx context.Context) ([]admission.Finding, []string) {
+			sockets.Wait(ctx)
+			return judge(ctx)
+		}
+	}
+	return c
 }
 
 func (p *policies) judgeImages(ctx context.Context, namespace string, images []string, template bool) (

@@ -83,7 +83,7 @@ func (c *cipCompiler) matchesPods(at *field.Path, list []cipMatch) bool {
 	for i, m := range list {
 		switch {
 		case m.Resource != "" && m.Resource != "pods" && strings.Contains(m.Group, "."):
-			c.Note(at.Index(i), "not enforced: pullgate verifies only the images of pods")
+			c.Note(at.Index(i), "not enforced here: pods made from it are judged as pods")
 		case m.Resource != "" && !slices.Contains(resources, m.Resource):
 			c.Invalid(at.Index(i).Child("resource"), m.Resource,
 				"must be pods, or a custom resource with its group, as in tekton.dev")

@@ -27,6 +27,7 @@ type dialectPolicy struct {
 	checker
 	Name    string
 	Rules   []requirement.Rule
+	Custom  []requirement.Rule // see requirement.Policies
 	Webhook requirement.Webhook
 }
 
@@ -35,8 +36,10 @@ func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirem
 	all, err := strictyaml.Load(files, func(f File) (dialectPolicy, string, []error) {
 		p := parse(f.Data)
 		p.Notes = strictyaml.WithLines(f.Data, p.Notes)
-		for i := range p.Rules {
-			p.Rules[i].File, p.Rules[i].Policy = f.Name, p.Name
+		for _, rules := range [][]requirement.Rule{p.Rules, p.Custom} {
+			for i := range rules {
+				rules[i].File, rules[i].Policy = f.Name, p.Name
+			}
 		}
 		return p, p.Name, p.Errs
 	}, strictyaml.NameTaken)
@@ -50,8 +53,8 @@ func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirem
 	}
 	slices.SortFunc(all, func(a, b dialectPolicy) int { return cmp.Compare(a.Name, b.Name) })
 	for _, p := range all {
-		loaded.Rules = append(loaded.Rules, p.Rules...)
-		if w := &loaded.Webhook; len(p.Rules) > 0 {
+		loaded.Rules, loaded.Custom = append(loaded.Rules, p.Rules...), append(loaded.Custom, p.Custom...)
+		if w := &loaded.Webhook; len(p.Rules)+len(p.Custom) > 0 {
 			if w.FailurePolicy != "Fail" && p.Webhook.FailurePolicy != "" {
 				w.FailurePolicy = p.Webhook.FailurePolicy
 			}

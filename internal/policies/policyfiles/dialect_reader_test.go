@@ -96,7 +96,7 @@ func (r dialect) Fuzz(f *testing.F, check func(*testing.T, requirement.Rule), te
 		if err != nil {
 			return
 		}
-		for _, rule := range requirement.NewSet("", p).Rules() {
+		for _, rule := range slices.Concat(requirement.NewSet("", p).Rules(), requirement.NewCustomSet("", p).Rules()) {
 			check(t, rule)
 		}
 	})
@@ -135,15 +135,18 @@ func compare(t *testing.T, name, got string) {
 func describePolicies(p *requirement.Policies) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%d policies\n", p.Count)
-	set := requirement.NewSet("root", p)
-	for _, r := range set.Rules() {
+	for _, r := range slices.Concat(requirement.NewSet("root", p).Rules(), requirement.NewCustomSet("root", p).Rules()) {
 		fmt.Fprintf(&out, "rule %s/%s of %s, %s\n", r.Policy, r.Name, r.Kind, r.Mode)
 		fmt.Fprintf(&out, "  images %v, default %q, digest %v, pods only %v\n", r.Images, r.Default, r.RequireDigest,
 			r.PodsOnly)
 		if r.MutateDigest {
 			fmt.Fprintf(&out, "  adds digests, fails closed %v\n", r.FailClosed)
 		}
-		fmt.Fprintf(&out, "  namespaces %v without %v\n", r.Scope.Include, r.Scope.Exclude)
+		if c := r.Custom; c == nil {
+			fmt.Fprintf(&out, "  namespaces %v without %v\n", r.Scope.Include, r.Scope.Exclude)
+		} else {
+			fmt.Fprintf(&out, "  objects %v without %v\n  paths %v\n", c.Include, c.Exclude, c.Paths)
+		}
 		if r.Requirement == nil {
 			continue
 		}

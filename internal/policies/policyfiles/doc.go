@@ -18,7 +18,8 @@
 // A file with the field imagePolicy, which has the configuration of kube-apiserver's plugin ImagePolicyWebhook, names a
 // [Backend] for image reviews. Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with
 // verifyImages, also in the spelling of its proposal, and ClusterImagePolicy of policy.sigstore.dev. A field of them
-// that is not supported is an error that says what to write instead.
+// that is not supported is an error that says what to write instead. A rule for custom resources, which only a webhook
+// judges, is a note; see [CustomRequirements].
 //
 // A [Tester] evaluates Pods in files against policy files, without a daemon, by the code with which pullgated judges.
 package policyfiles

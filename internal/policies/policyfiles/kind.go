@@ -100,6 +100,16 @@ func Requirements(s *Set) *requirement.Set {
 	return requirement.NewSet(TrustedRootID(s), signaturePolicies(s)...)
 }
 
+// CustomRequirements is Requirements for the rules about custom resources, which only a webhook judges.
+func CustomRequirements(s *Set) *requirement.Set {
+	return requirement.NewCustomSet(TrustedRootID(s), signaturePolicies(s)...)
+}
+
+// AllRules returns the rules of Requirements and of CustomRequirements.
+func AllRules(s *Set) []requirement.Rule {
+	return slices.Concat(Requirements(s).Rules(), CustomRequirements(s).Rules())
+}
+
 // SignatureNotes returns the notes about the policy files of Requirements.
 func SignatureNotes(s *Set) (notes []string) {
 	for _, p := range signaturePolicies(s) {

@@ -23,28 +23,39 @@ const autogenAnnotation = "pod-policies.kyverno.io/autogen-controllers"
 
 // LoadKyverno is LoadCIP for ClusterPolicies.
 func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
-	defaults := map[requirement.Default]string{} // from the default to the file that has it
 	policies, err := loadDialect(files, func(data []byte) dialectPolicy { return parseKyverno(data, now) })
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range policies.Rules {
-		defaults[r.Default] = cmp.Or(defaults[r.Default], fmt.Sprintf("%s (rule %s)", r.File, r.Name))
-	}
-	deny, allow := defaults[requirement.DenyUnmatched], defaults[requirement.AllowUnmatched]
-	if deny != "" && allow != "" {
-		return nil, fmt.Errorf("%s: default: Invalid value: \"deny\": is allow in %s; all rules must have the same "+
-			"default", deny, allow)
+	if err := cmp.Or(oneDefault(policies.Rules), oneDefault(policies.Custom)); err != nil {
+		return nil, err
 	}
 	return policies, nil
 }
 
+func oneDefault(rules []requirement.Rule) error {
+	defaults := map[requirement.Default]string{} // from the default to the file that has it
+	for _, r := range rules {
+		defaults[r.Default] = cmp.Or(defaults[r.Default], fmt.Sprintf("%s (rule %s)", r.File, r.Name))
+	}
+	deny, allow := defaults[requirement.DenyUnmatched], defaults[requirement.AllowUnmatched]
+	if deny != "" && allow != "" {
+		return fmt.Errorf("%s: default: Invalid value: \"deny\": is allow in %s; all rules must have the same "+
+			"default", deny, allow)
+	}
+	return nil
+}
+
 type kyvernoCompiler struct {
 	dialectPolicy
-	now        time.Time
-	mode       requirement.Mode
-	podsOnly   bool
-	extractors map[string]any // of the current rule
+	now      time.Time
+	mode     requirement.Mode
+	podsOnly bool
+	// paths and extracted, by kind, are the image paths of the current rule, without those of verifyImages; hasPaths says
+	// whether it has any but extractors.
+	paths     []requirement.ImagePath
+	extracted map[string][]requirement.ImagePath
+	hasPaths  bool
 }
 
 func parseKyverno(data []byte, now time.Time) dialectPolicy {
@@ -130,16 +141,15 @@ func (c *kyvernoCompiler) action(at *field.Path, value *string, absent requireme
 
 func (c *kyvernoCompiler) rule(at *field.Path, r *kyvernoRule) {
 	c.RequiredIf(r.Name == "", at.Child("name"), "must be the name of the rule")
-	c.extractors = r.ImageExtractors
-	scope, forPods := c.scope(at, r)
-	if _, ok := r.ImageExtractors["Pod"]; ok {
-		c.Invalid(at.Child("imageExtractors").Key("Pod"), "Pod", "must be absent; all images of a pod are verified")
-	}
+	c.rulePaths(at, r)
+	scope, forPods, custom := c.scope(at, r)
+	c.NoteIf(forPods && custom == nil && c.hasPaths, at,
+		"imagePaths has no effect: the rule is for no custom resource, and all images of a pod are verified")
 	list := at.Child(r.Written.Name("verifyImages"))
 	switch {
 	case r.ImageVerify != nil:
 		c.verification(at.Child(r.Written.Name("imageVerify")), r.ImageVerify,
-			requirement.Rule{Name: r.Name, Scope: scope}, forPods)
+			requirement.Rule{Name: r.Name, Scope: scope, Custom: custom}, forPods)
 	case len(r.VerifyImages) == 0:
 		c.Required(list, "must have at least one entry; only rules with verifyImages are supported")
 	}
@@ -148,7 +158,7 @@ func (c *kyvernoCompiler) rule(at *field.Path, r *kyvernoRule) {
 		if len(r.VerifyImages) > 1 {
 			name = fmt.Sprintf("%s[%d]", name, i)
 		}
-		c.verification(list.Index(i), &r.VerifyImages[i], requirement.Rule{Name: name, Scope: scope}, forPods)
+		c.verification(list.Index(i), &r.VerifyImages[i], requirement.Rule{Name: name, Scope: scope, Custom: custom}, forPods)
 	}
 }
 
@@ -174,8 +184,8 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	out.MutateDigest, out.FailClosed = isTrue(v.MutateDigest), c.Webhook.FailurePolicy == "Fail"
 	c.NoteIf(out.MutateDigest, at.Child(v.Written.Name("mutateDigest")),
 		"no effect at nodes; the webhook that pullgate-policyd manifests --policies prints changes pods")
-	c.InvalidIf(v.ImagePaths != nil && forPods, at.Child("imagePaths"), "imagePaths",
-		"must be absent from a rule for Pod; write another rule for the custom resource")
+	custom := c.custom(at, v, out.Custom)
+	out.Custom = nil
 	c.kindOfSignatures(at, v)
 	c.InvalidIf(v.Required != nil && !*v.Required, at.Child("required"), false,
 		"must be true or absent; validationFailureAction: Audit reports images without denying them")
@@ -198,10 +208,21 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	hasEffect := out.Requirement != nil || out.Object != nil || out.RequireDigest || out.MutateDigest ||
 		out.Default != requirement.NoDefault
 	switch {
-	case hasEffect && forPods:
-		c.Rules = append(c.Rules, out)
-	case !hasEffect:
+	case hasEffect:
+		c.add(out, forPods, custom)
+	default:
 		c.Required(at.Child("attestors"), "must have at least one entry; the rule requires neither a signature nor a digest")
+	}
+}
+
+// add adds a rule for pods, for custom resources, or for both.
+func (c *kyvernoCompiler) add(r requirement.Rule, forPods bool, custom *requirement.Custom) {
+	if forPods {
+		c.Rules = append(c.Rules, r)
+	}
+	if custom != nil {
+		r.Custom, r.Scope, r.MutateDigest = custom, requirement.Scope{}, false
+		c.Custom = append(c.Custom, r)
 	}
 }
 

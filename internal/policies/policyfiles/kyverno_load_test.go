@@ -252,15 +252,17 @@ func TestCustomResources(t *testing.T) {
 	both := kyvernoPolicy("match: {any: [{resources: {kinds: [Pod, argoproj.io/v1alpha1/Workflow]}}]}, verifyImages: " +
 		"[{imageReferences: ['*'], verifyDigest: true, default: deny}]")
 	p, err := kyverno.Load(custom, strings.Replace(both, "name: p", "name: q", 1))
-	const note = "not enforced: pullgate verifies only the images of pods (line 4)"
 	want := []string{
-		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: " + note,
-		"a.yaml: spec.rules[0].match.any[0].resources.kinds[1]: " + note,
-		"a.yaml: spec.rules[0].match: not enforced: the rule is not for pods; add Pod to kinds if it should be (line 4)",
-		"b.yaml: spec.rules[0].match.any[0].resources.kinds[1]: " + note,
+		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: no effect; subresources are not judged (line 4)",
+		"a.yaml: spec.rules[0].match.any[0].resources.kinds[1]: not enforced here: pods made from it are judged as pods; " +
+			"the webhook judges the object (line 4)",
+		"b.yaml: spec.rules[0].match.any[0].resources.kinds[1]: not enforced: neither imagePaths nor imageExtractors says " +
+			"where it names images (line 4)",
 	}
-	if err != nil || len(p.Rules) != 1 || p.Rules[0].Policy != "q" || p.Count != 2 || !slices.Equal(p.Notes, want) {
-		t.Errorf("Load = %+v, %v; want the rule of q and the notes\n%s", p, err, strings.Join(want, "\n"))
+	if err != nil || len(p.Rules) != 1 || p.Rules[0].Policy != "q" || p.Count != 2 || !slices.Equal(p.Notes, want) ||
+		len(p.Custom) != 1 || p.Custom[0].Policy != "p" {
+		t.Errorf("Load = %+v, %v; want the rule of q for pods, that of p for PipelineRuns, and the notes\n%s", p, err,
+			strings.Join(want, "\n"))
 	}
 }
 

@@ -12,35 +12,82 @@ import (
 
 var validNamespace = regexp.MustCompile(`^[a-z0-9*?]([a-z0-9*?-]{0,61}[a-z0-9*?])?$`)
 
-var customResource = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+/[a-z0-9*]+/[A-Z][A-Za-z0-9]*(\.[a-z]+)?$`)
-
 // workloads are the kinds whose pods a rule for Pod covers. A rule for them alone is for no pod.
 func workloads() []string {
 	return []string{"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "ReplicationController"}
 }
 
-func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (s requirement.Scope, forPods bool) {
+// A selection is what one filter selects: pods, objects of custom resources, or both.
+type selection struct {
+	namespaces requirement.Namespaces
+	pods       bool
+	kinds      []requirement.Kind // of custom resources
+	anyKind    bool               // the filter has no kinds
+}
+
+// scope returns for which pods a rule is, and for which objects of custom resources; nil if it is for none.
+func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (
+	pods requirement.Scope, forPods bool, custom *requirement.Custom,
+) {
 	match := at.Child("match")
 	if r.Match == nil {
 		c.Required(match, "must select the kind Pod, as in any: [{resources: {kinds: [Pod]}}]")
-		return s, false
+		return pods, false, nil
 	}
-	s.Include = c.alternatives(match, r.Match, true)
+	include := c.alternatives(match, r.Match, true)
+	var exclude [][]selection
 	if r.Exclude != nil {
-		s.Exclude = c.alternatives(at.Child("exclude"), r.Exclude, false)
+		exclude = c.alternatives(at.Child("exclude"), r.Exclude, false)
 	}
+	if objects := ofCustom(include, true); objects != nil {
+		custom = &requirement.Custom{Include: objects, Exclude: ofCustom(exclude, false)}
+	}
+	pods.Include, pods.Exclude = ofPods(include), ofPods(exclude)
 	switch {
-	case len(s.Include) == 0:
+	case len(pods.Include) == 0 && custom == nil:
 		c.Note(match, "not enforced: the rule is not for pods; add Pod to kinds if it should be")
-		return s, false
-	case !s.Includes(""):
+		return pods, false, nil
+	case len(pods.Include) > 0 && !pods.Includes(""):
 		c.Invalid(at.Child("exclude"), "all pods",
 			"excludes every pod, so the rule is for none; exclude namespaces, or remove the rule")
 	}
-	return s, true
+	return pods, len(pods.Include) > 0, custom
 }
 
-func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKinds bool) [][]requirement.Namespaces {
+func ofPods(list [][]selection) (alternatives [][]requirement.Namespaces) {
+	for _, all := range list {
+		var namespaces []requirement.Namespaces
+		for _, s := range all {
+			if s.pods {
+				namespaces = append(namespaces, s.namespaces)
+			}
+		}
+		if len(namespaces) == len(all) {
+			alternatives = append(alternatives, namespaces)
+		}
+	}
+	return alternatives
+}
+
+// ofCustom returns the alternatives that select custom resources. named leaves out those that name none of them.
+func ofCustom(list [][]selection, named bool) (alternatives [][]requirement.Objects) {
+	for _, all := range list {
+		names := false
+		var objects []requirement.Objects
+		for _, s := range all {
+			if s.kinds != nil || s.anyKind {
+				objects = append(objects, requirement.Objects{Kinds: s.kinds, Namespaces: s.namespaces})
+			}
+			names = names || slices.ContainsFunc(s.kinds, isNamed)
+		}
+		if len(objects) == len(all) && (names || !named) {
+			alternatives = append(alternatives, objects)
+		}
+	}
+	return alternatives
+}
+
+func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKinds bool) [][]selection {
 	switch n := len(given("any all resources", m.Any != nil, m.All != nil, m.Resources != nil)); {
 	case n == 0:
 		c.Required(at, "must have any, all or resources")
@@ -49,91 +96,87 @@ func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKin
 		c.Invalid(at, "any, all, resources", "must have one of them")
 		return nil
 	case m.Resources != nil:
-		if ns, ok := c.resources(at.Child("resources"), m.Resources, needsKinds); ok {
-			return [][]requirement.Namespaces{{ns}}
-		}
-		return nil
+		return [][]selection{{c.resources(at.Child("resources"), m.Resources, needsKinds)}}
 	case m.Any != nil:
-		all, _ := c.filters(at.Child("any"), *m.Any, needsKinds)
-		alternatives := make([][]requirement.Namespaces, len(all))
-		for i, ns := range all {
-			alternatives[i] = []requirement.Namespaces{ns}
+		all := c.filters(at.Child("any"), *m.Any, needsKinds)
+		alternatives := make([][]selection, len(all))
+		for i, s := range all {
+			alternatives[i] = []selection{s}
 		}
 		return alternatives
 	}
-	all, complete := c.filters(at.Child("all"), *m.All, needsKinds)
-	if !complete {
-		return nil
-	}
-	return [][]requirement.Namespaces{all}
+	return [][]selection{c.filters(at.Child("all"), *m.All, needsKinds)}
 }
 
-func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKinds bool) (
-	all []requirement.Namespaces, complete bool,
-) {
+func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKinds bool) (all []selection) {
 	c.RequiredIf(len(list) == 0, at, "must have at least one entry")
 	for i, f := range list {
 		if f.Resources == nil {
 			c.Required(at.Index(i).Child("resources"), "must have kinds or namespaces")
 			continue
 		}
-		if ns, ok := c.resources(at.Index(i).Child("resources"), f.Resources, needsKinds); ok {
-			all = append(all, ns)
-		}
+		all = append(all, c.resources(at.Index(i).Child("resources"), f.Resources, needsKinds))
 	}
-	return all, len(all) == len(list) && len(all) > 0
+	return all
 }
 
-func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (
-	ns requirement.Namespaces, ok bool,
-) {
+func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (s selection) {
 	switch {
 	case r.Kinds == nil && (needsKinds || r.Namespaces == nil):
 		c.Required(at.Child("kinds"), "must have the kind Pod")
 	case r.Kinds == nil:
-		ok = true
+		s.pods, s.anyKind = true, true
 	case len(*r.Kinds) == 0:
 		c.Invalid(at.Child("kinds"), "[]", "must have at least one entry")
 	default:
-		ok = c.kinds(at.Child("kinds"), *r.Kinds)
+		s.pods, s.kinds = c.kinds(at.Child("kinds"), *r.Kinds, needsKinds)
 	}
 	if r.Namespaces == nil {
-		return nil, ok
+		return s
 	}
 	if len(*r.Namespaces) == 0 {
 		c.Invalid(at.Child("namespaces"), "[]", "must have at least one entry; leave the field out to select all namespaces")
 	}
-	ns = requirement.Namespaces{}
+	s.namespaces = requirement.Namespaces{}
 	everything := false
 	for i, name := range *r.Namespaces {
 		if !validNamespace.MatchString(name) {
 			c.Invalid(at.Child("namespaces").Index(i), name, "must be the name of a namespace, in which * and ? are wildcards")
 		}
-		ns = append(ns, requirement.Glob(name))
+		s.namespaces = append(s.namespaces, requirement.Glob(name))
 		everything = everything || name != "" && strings.Trim(name, "*") == ""
 	}
 	if everything {
-		return nil, ok
+		s.namespaces = nil
 	}
-	return ns, ok
+	return s
 }
 
-// kinds reports whether Pod is among the kinds. A custom resource has its group, or an extractor of its images.
-func (c *kyvernoCompiler) kinds(at *field.Path, kinds []string) (pods bool) {
-	for i, name := range kinds {
-		_, extracted := c.extractors[name]
+// kinds reports whether Pod is among the kinds, and returns those of custom resources.
+func (c *kyvernoCompiler) kinds(at *field.Path, names []string, match bool) (pods bool, custom []requirement.Kind) {
+	for i, name := range names {
 		kind := name[strings.LastIndex(name, "/")+1:]
 		group := strings.TrimSuffix(strings.TrimSuffix(name, kind), "/")
+		k, subresource, ok := customKind(name)
 		switch {
-		case kind == "Pod" && slices.Contains([]string{"", "v1", "*", "*/v1", "*/*"}, group), name == "*":
+		case kind == "Pod" && slices.Contains([]string{"", "v1", "*", "*/v1", "*/*"}, group):
 			pods = true
+		case name == "*" || name == "*/*" || name == "*/*/*":
+			pods, custom = true, append(custom, requirement.Kind{Group: "*", Version: "*", Kind: "*"})
 		case slices.Contains(workloads(), kind):
 			c.Note(at.Index(i), "no effect; a rule for Pod is for the pods of all workloads")
-		case kind != "Pod" && (extracted || customResource.MatchString(name)):
-			c.Note(at.Index(i), "not enforced: pullgate verifies only the images of pods")
-		default:
+		case !ok || kind == "Pod" || !strings.Contains(name, "/") && !c.named(kind):
 			c.Invalid(at.Index(i), name, "must be Pod, or a custom resource with its group, as in tekton.dev/v1/Task")
+		case !isNamed(k):
+			c.Invalid(at.Index(i), name, "must have the group or the kind without wildcards, as in tekton.dev/*/*")
+		case subresource:
+			c.Note(at.Index(i), "no effect; subresources are not judged")
+		case match && !c.hasPaths && c.extracted[k.Kind] == nil:
+			c.Note(at.Index(i), "not enforced: neither imagePaths nor imageExtractors says where it names images")
+		default:
+			c.NoteIf(match, at.Index(i), notAtNodes)
+			custom = append(custom, k)
 		}
 	}
-	return pods
+	return pods, custom
 }

@@ -30,8 +30,11 @@ type kyvernoRule struct {
 	Exclude                *kyvernoMatch         `json:"exclude"`
 	SkipBackgroundRequests *bool                 `json:"skipBackgroundRequests"`
 	VerifyImages           []kyvernoVerification `json:"verifyImages"`
-	ImageVerify            *kyvernoVerification  `json:"imageVerify"`     // verifyImages as a mapping
-	ImageExtractors        map[string]any        `json:"imageExtractors"` // of custom resources, by kind
+	ImageVerify            *kyvernoVerification  `json:"imageVerify"` // verifyImages as a mapping
+	Context                []kyvernoContext      `json:"context"`
+	ImagePaths             []kyvernoImagePath    `json:"imagePaths"`
+	// ImageExtractors are image paths by the kind of custom resource.
+	ImageExtractors map[string][]kyvernoExtractor `json:"imageExtractors"`
 }
 
 type kyvernoMatch struct {
@@ -62,7 +65,7 @@ type kyvernoVerification struct {
 	CosignOCI11     *bool              `json:"cosignOCI11"`
 	Repository      *string            `json:"repository"`
 	Attestors       []kyvernoAttestors `json:"attestors"`
-	ImagePaths      any                `json:"imagePaths"` // of custom resources
+	ImagePaths      []kyvernoImagePath `json:"imagePaths"` // of custom resources
 	// Attestations are statements that the image must have, beside the signatures of Attestors.
 	Attestations []kyvernoAttestation `json:"attestations"`
 	Validate     *kyvernoValidate     `json:"validate"`
@@ -124,9 +127,12 @@ func kyvernoDecoder() *strictyaml.Decoder {
 		reflect.TypeFor[kyvernoDocument](): ignoreServerFields,
 		reflect.TypeFor[kyvernoSpec](): refuse("validationFailureActionOverrides",
 			"not supported; write one policy for each action, with namespaces in match"),
-		reflect.TypeFor[kyvernoRule]():   rewriteRule,
-		reflect.TypeFor[kyvernoMatch]():  refuse("subjects roles clusterRoles", onlyCluster),
-		reflect.TypeFor[kyvernoFilter](): refuse("subjects roles clusterRoles", onlyCluster),
+		reflect.TypeFor[kyvernoRule](): rewriteRule,
+		reflect.TypeFor[kyvernoContext](): refuse("name configMap apiCall imageRegistry variable globalReference",
+			"not supported; only imagePaths is"),
+		reflect.TypeFor[kyvernoMatch]():     refuse("subjects roles clusterRoles", onlyCluster),
+		reflect.TypeFor[kyvernoFilter]():    refuse("subjects roles clusterRoles", onlyCluster),
+		reflect.TypeFor[kyvernoExtractor](): refuse("jmesPath", "not supported; write imagePaths"),
 		reflect.TypeFor[kyvernoResources](): refuse("name names annotations selector",
 			"not supported; use kinds and namespaces",
 			"namespaceSelector", "not supported; write the names in namespaces", "operations", onlyCluster),
@@ -142,8 +148,7 @@ func kyvernoDecoder() *strictyaml.Decoder {
 }
 
 func rewriteRule(m *strictyaml.Mapping) {
-	refuse("mutate validate generate preconditions celPreconditions context", notYet,
-		"imagePaths", "belongs to verifyImages; move it there")(m)
+	refuse("mutate validate generate preconditions celPreconditions", notYet)(m)
 	_, isList := m.Fields["imageVerify"].([]any)
 	_, isMapping := m.Fields["verifyImages"].(map[any]any)
 	_, both := m.Fields["imageVerify"]

@@ -52,6 +52,7 @@ type Rule struct {
 	FailClosed    bool    // The failure policy is Fail: without a digest that it should get, a pod is denied.
 	Default       Default // for images in the scope that match no rule of any policy
 	PodsOnly      bool    // The rule is not for pod templates of other objects.
+	Custom        *Custom // The rule is for custom resources, and not for pods. Scope has no meaning then.
 	Hash          string  // of Requirement, "" if it is nil; NewSet sets it
 }
 
@@ -229,7 +230,8 @@ func short(s string) string { return safetext.Shorten(s, MaxText) }
 // Policies are what the files of one dialect say. They are immutable.
 type Policies struct {
 	// Rules are in the order of the names of policies, and in a policy in its own order.
-	Rules []Rule
+	Rules  []Rule
+	Custom []Rule // those about custom resources, in the same order
 	// Notes are sentences about fields that are valid and have no effect, or another one than in the program whose
 	// dialect it is. Each begins with the name of the file and the path of the field.
 	Notes   []string
@@ -248,10 +250,15 @@ type Set struct{ rules []Rule }
 
 // NewSet returns the set of policies. trustedRoot identifies the trusted root, for the hashes of requirements.
 func NewSet(trustedRoot string, all ...*Policies) *Set {
-	s := &Set{}
-	for _, p := range all {
-		s.rules = append(s.rules, p.Rules...)
+	lists := make([][]Rule, len(all))
+	for i, p := range all {
+		lists[i] = p.Rules
 	}
+	return newSet(trustedRoot, lists)
+}
+
+func newSet(trustedRoot string, lists [][]Rule) *Set {
+	s := &Set{rules: slices.Concat(lists...)}
 	slices.SortStableFunc(s.rules,
 		func(a, b Rule) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Policy, b.Policy)) })
 	for i := range s.rules {
@@ -294,13 +301,37 @@ func (a ImageRules) AddsDigest() bool {
 // For returns what a set says about an image of a pod in a namespace. The namespace "" is an unknown one, which is in
 // the scope of every rule that does not exclude all namespaces.
 func (s *Set) For(namespace string, image imageref.Ref) ImageRules {
+	return candidates{set: s.Rules(), namespace: namespace}.apply(image)
+}
+
+// candidates are the rules that can be for an image, without memory of their own: the chosen ones, else those of a set
+// for a namespace.
+type candidates struct {
+	chosen    []*Rule
+	set       []Rule
+	namespace string
+}
+
+// at returns nil for a rule of the set that is for other namespaces.
+func (c candidates) at(i int) *Rule {
+	switch {
+	case c.chosen != nil:
+		return c.chosen[i]
+	case c.set[i].Scope.Includes(c.namespace):
+		return &c.set[i]
+	}
+	return nil
+}
+
+func (c candidates) apply(image imageref.Ref) ImageRules {
 	a := ImageRules{Unknown: !image.Parsed() || image.MayBeImageID()}
 	var matched, audited bool // by an enforced rule, by any rule
 	names := spellings(image.Name())
 	matches := func(p Pattern) bool { return p.matchesAny(names) }
-	for i := range s.Rules() {
-		r := &s.rules[i]
-		if !r.Scope.Includes(namespace) || !a.Unknown && !slices.ContainsFunc(r.Images, matches) {
+	n := max(len(c.chosen), len(c.set))
+	for i := range n {
+		r := c.at(i)
+		if r == nil || !a.Unknown && !slices.ContainsFunc(r.Images, matches) {
 			continue
 		}
 		a.Rules = append(a.Rules, r)
@@ -312,9 +343,9 @@ func (s *Set) For(namespace string, image imageref.Ref) ImageRules {
 	if a.Unknown || matched {
 		return a
 	}
-	for i := range s.Rules() { // a denial before an allowance, an enforced one before an audited one
-		r := &s.rules[i]
-		if r.Default == NoDefault || r.Default < a.Default || audited && r.Mode != Enforce || !r.Scope.Includes(namespace) {
+	for i := range n { // a denial before an allowance, an enforced one before an audited one
+		r := c.at(i)
+		if r == nil || r.Default == NoDefault || r.Default < a.Default || audited && r.Mode != Enforce {
 			continue
 		}
 		if r.Default > a.Default || r.Mode < a.DefaultRule.Mode {

@@ -118,17 +118,22 @@ type Rules struct {
 	set             *requirement.Set
 	trusted         bool // there is a trusted root
 	verify, webhook Func
-	objects         map[*requirement.Rule]*condition.Compiled // conditions on pods
+	objects         map[*requirement.Rule]*condition.Compiled // conditions on pods and custom resources
+	custom          *requirement.Set                          // rules for custom resources
+	paths           map[string]*condition.Path                // where they name images; nil if there is an error
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
 func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
-	r := &Rules{set: policyfiles.Requirements(set), trusted: set.TrustedRoot != nil}
+	r := &Rules{
+		set: policyfiles.Requirements(set), trusted: set.TrustedRoot != nil, custom: policyfiles.CustomRequirements(set),
+	}
 	r.compileObjects()
+	r.compilePaths()
 	if r.verify, r.webhook = s.options.Verify, s.options.Verify; r.verify != nil {
 		return r, nil
 	}
-	if err := condition.Check(r.set.Rules()); err != nil {
+	if err := condition.Check(policyfiles.AllRules(set)); err != nil {
 		return nil, err
 	}
 	for client, f := range map[*registry.Client]*Func{s.registry: &r.verify, s.webhook: &r.webhook} {
@@ -147,7 +152,8 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 // Verifies reports whether signatures decide about images.
 func (r *Rules) Verifies() bool {
 	needed, _ := policyfiles.NeedSignatures(r.set)
-	return needed
+	custom, _ := policyfiles.NeedSignatures(r.custom)
+	return needed || custom
 }
 
 // credential returns the one for a repository. passed is that of the pull, which is for the registry of the image.
@@ -238,7 +244,7 @@ func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []
 			warnings = append(warnings, fmt.Sprintf("trustedRoot %s: %s", c.TrustedRoot, part))
 		}
 	}
-	if err := condition.Check(policyfiles.Requirements(set).Rules()); err != nil {
+	if err := condition.Check(policyfiles.AllRules(set)); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
 	if dir := c.Registries.HostsDir; dir != "" {

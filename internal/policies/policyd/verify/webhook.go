@@ -27,6 +27,16 @@ const maxLogged = 10
 func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (
 	findings []admission.Finding, undetermined []string,
 ) {
+	return s.judge(ctx, rules, namespace, images, func(image string) requirement.ImageRules {
+		return applied(rules.set.For(namespace, imageref.New(image)), template)
+	})
+}
+
+func (s *Service) judge(ctx context.Context, rules *Rules, namespace string, images []string,
+	rulesFor func(image string) requirement.ImageRules,
+) (
+	findings []admission.Finding, undetermined []string,
+) {
 	type question struct {
 		name  imageref.Ref
 		rules []*requirement.Rule
@@ -34,7 +44,7 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 	var open []question
 	for _, image := range slices.Compact(slices.Sorted(slices.Values(images))) {
 		name := imageref.New(image)
-		j := applied(rules.set.For(namespace, name), template).Judge(name)
+		j := rulesFor(image).Judge(name)
 		findings = append(findings, j.Findings...)
 		if len(j.Signed) > 0 {
 			open = append(open, question{name, j.Signed})

@@ -27,6 +27,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
 const admissionReviewKind = "AdmissionReview"
@@ -160,7 +161,11 @@ func (q *question) sentence(text string) string {
 	if q.pods {
 		resource = "pod"
 	}
-	return fmt.Sprintf("pullgate: %s %s/%s: %s", resource, q.Namespace, q.name, text)
+	name := q.name
+	if q.Namespace != "" { // an object of a custom resource need not have one
+		name = q.Namespace + "/" + name
+	}
+	return fmt.Sprintf("pullgate: %s %s: %s", resource, name, text)
 }
 
 // release says that the objects, which are large, are not needed any more: registries and backends can take long.
@@ -196,11 +201,50 @@ func (h *Handler) judge(ctx context.Context, q *question) answer {
 		return answer{outcome: NotJudged}
 	case q.pods && (q.SubResource == "" || q.SubResource == "ephemeralcontainers"):
 		return h.judgePod(ctx, q)
-	case q.SubResource == "" && q.template.paths != nil:
-		return h.judgeTemplates(ctx, q)
+	case q.SubResource == "":
+		return h.judgeOther(ctx, q)
 	default:
 		return answer{outcome: NotJudged}
 	}
+}
+
+// judgeOther judges an object that is not a pod: by its pod templates, and by the images of a custom resource.
+func (h *Handler) judgeOther(ctx context.Context, q *question) answer {
+	var custom *verify.Custom
+	if h.options.Custom != nil {
+		custom = h.options.Custom(ctx, verify.CustomObject{
+			Kind:      requirement.Kind{Group: q.Kind.Group, Version: q.Kind.Version, Kind: q.Kind.Kind},
+			Namespace: q.Namespace, Operation: string(q.Operation), JSON: q.Object.Raw, Old: q.OldObject.Raw,
+		})
+	}
+	a := answer{outcome: NotJudged}
+	if q.template.paths != nil {
+		a = h.judgeTemplates(ctx, q)
+	}
+	switch {
+	case a.denies() || custom == nil:
+		return a
+	case custom.Unchanged:
+		if a.outcome == NotJudged {
+			a.outcome = Unchanged
+		}
+		return a
+	}
+	if a = a.admittedUnless(custom.Findings); a.denies() || custom.Judge == nil {
+		return a
+	}
+	q.release()
+	findings, undetermined := custom.Judge(ctx)
+	a.warnings = append(a.warnings, undetermined...)
+	return a.admittedUnless(findings)
+}
+
+func (a answer) admittedUnless(findings []admission.Finding) answer {
+	if len(findings) == 0 {
+		a.outcome, a.decision.Answer = Allowed, admission.Admit
+		return a
+	}
+	return a.with(findings)
 }
 
 func (h *Handler) judgePod(ctx context.Context, q *question) answer {

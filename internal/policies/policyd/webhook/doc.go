@@ -12,6 +12,8 @@
 //	pods/ephemeralcontainers   the same for the ephemeral containers
 //	built-in kinds with a pod template, and custom resources of Options.Templates
 //	                           restrictions and signatures; the pods are judged again, and only their images are reviewed
+//	custom resources that rules about signatures name
+//	                           signatures of the images that the rules find
 //
 // The node enforces in any case; the webhook reports early, with the chain, the files and the texts of the node.
 //

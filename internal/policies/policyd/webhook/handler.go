@@ -61,7 +61,9 @@ type Options struct {
 		digests []string, findings []admission.Finding, unresolved []string,
 	)
 	// Object returns the findings of rules with conditions on pods; see verify.Service.JudgeObject.
-	Object    func(context.Context, verify.Object) []admission.Finding
+	Object func(context.Context, verify.Object) []admission.Finding
+	// Custom judges an object by rules for custom resources; nil if none is for it. See verify.Service.JudgeCustom.
+	Custom    func(context.Context, verify.CustomObject) *verify.Custom
 	Templates []config.PodTemplate          // where custom resources have pod templates
 	Observe   func(Event)                   // is called with each answer before it is sent
 	OnPanic   func(value any, stack []byte) // is called when the judgement of a request panics

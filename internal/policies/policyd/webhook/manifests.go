@@ -49,6 +49,7 @@ type ManifestPolicies struct {
 	mutate     bool              // whether one of them changes pods
 
 	Webhook requirement.Webhook // what they require of the webhook configuration
+	custom  []requirement.Rule  // those for custom resources
 }
 
 // ReadManifestPolicies reads a folder of policy files, regardless of who can write to it, or returns all errors.
@@ -61,6 +62,7 @@ func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
 		contents: map[string]string{}, Webhook: policyfiles.Webhook(set),
 		namespaces: NeedsNamespaces(policyfiles.Restrictions(set)),
 		mutate:     policyfiles.MutateDigests(policyfiles.Requirements(set)),
+		custom:     policyfiles.CustomRequirements(set).Rules(),
 	}
 	for _, f := range files {
 		name := filepath.Base(f.Name)
@@ -102,7 +104,10 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	m := manifest{ManifestOptions: o}
+	m, rules := manifest{ManifestOptions: o}, rulesOf(o.Templates)
+	if o.Policies != nil {
+		rules = append(rules, customRules(o.Policies.custom)...)
+	}
 	if o.Policies != nil && o.Policies.mutate {
 		m.Webhooks = append(m.Webhooks, configuration{
 			Kind: "MutatingWebhookConfiguration", Object: "pullgate", Name: "mutate.pullgate.dev", Path: MutatePath,
@@ -111,7 +116,7 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	}
 	m.Webhooks = append(m.Webhooks, configuration{
 		Kind: "ValidatingWebhookConfiguration", Object: "pullgate-policyd", Name: "imagepolicywebhook.image-policy.k8s.io",
-		Path: ValidatePath, Rules: rulesOf(o.Templates),
+		Path: ValidatePath, Rules: rules,
 	})
 	m.WatchesNamespaces = o.Policies == nil || o.Policies.namespaces
 	t, err := template.New("").Funcs(template.FuncMap{
@@ -198,9 +203,12 @@ func indented(indent int, v any) (string, error) {
 type rule struct {
 	Group, Version string
 	Resources      []string
+	Scope          admissionregistrationv1.ScopeType
 }
 
-func podRule() rule { return rule{"", "v1", []string{"pods", "pods/ephemeralcontainers"}} }
+func podRule() rule {
+	return rule{"", "v1", []string{"pods", "pods/ephemeralcontainers"}, admissionregistrationv1.NamespacedScope}
+}
 
 // rulesOf returns a rule for each group and version. The API server converts objects of Kubernetes' groups to v1.
 func rulesOf(templates []config.PodTemplate) (rules []rule) {
@@ -222,10 +230,65 @@ func rulesOf(templates []config.PodTemplate) (rules []rule) {
 		if n := len(rules); n > 0 && rules[n-1].Group == r.Group && rules[n-1].Version == version {
 			rules[n-1].Resources = append(rules[n-1].Resources, r.Resource)
 		} else {
-			rules = append(rules, rule{r.Group, version, []string{r.Resource}})
+			rules = append(rules, rule{r.Group, version, []string{r.Resource}, admissionregistrationv1.NamespacedScope})
 		}
 	}
 	return rules
+}
+
+const anyResource = "*" // without subresources
+
+// customRules returns the rules for the kinds of policies. Their objects can be outside of namespaces.
+func customRules(policies []requirement.Rule) (rules []rule) {
+	resources := map[schema.GroupVersion]map[string]bool{}
+	literal := func(s string) string {
+		if strings.ContainsAny(s, "*?") {
+			return "*"
+		}
+		return s
+	}
+	for _, r := range policies {
+		for _, o := range slices.Concat(r.Custom.Include...) {
+			for _, k := range o.Kinds {
+				group := schema.GroupVersion{Group: literal(k.Group), Version: literal(k.Version)}
+				resource := resourceOf(literal(k.Kind))
+				if group.Group == "*" && resource == anyResource {
+					continue
+				}
+				if resources[group] == nil {
+					resources[group] = map[string]bool{}
+				}
+				resources[group][resource] = true
+			}
+		}
+	}
+	groups := slices.SortedFunc(maps.Keys(resources), func(a, b schema.GroupVersion) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Version, b.Version))
+	})
+	for _, g := range groups {
+		names := slices.Sorted(maps.Keys(resources[g]))
+		if names[0] == anyResource { // an API server refuses others beside it
+			names = names[:1]
+		}
+		rules = append(rules, rule{g.Group, g.Version, names, admissionregistrationv1.AllScopes})
+	}
+	return rules
+}
+
+// resourceOf returns the name of the resource of a kind, as generators of CustomResourceDefinitions choose it.
+func resourceOf(kind string) string {
+	const vowels = "aeiou"
+	name := strings.ToLower(kind)
+	switch before, y := strings.CutSuffix(name, "y"); {
+	case name == anyResource:
+		return name
+	case y && before != "" && !strings.ContainsAny(before[len(before)-1:], vowels):
+		return before + "ies"
+	case strings.HasSuffix(name, "s"), strings.HasSuffix(name, "x"), strings.HasSuffix(name, "ch"),
+		strings.HasSuffix(name, "sh"):
+		return name + "es"
+	}
+	return name + "s"
 }
 
 func (o ManifestOptions) validate() error {
