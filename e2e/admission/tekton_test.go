@@ -25,6 +25,16 @@ spec:
     - imageReferences: ["task.test/*"]
       digestVerify: true
       imagePaths: [{path: "{{ spec.steps[*] }}"}, {path: "{{ spec.stepTemplate.image }}"}]
+    - imageReferences: ["127.0.0.1:1/*"]
+      attestors:
+      - entries:
+        - keys:
+            publicKeys: |-
+              -----BEGIN PUBLIC KEY-----
+              MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEQgtkRjcOzE5vGLt6QQho8mRnrXK4
+              b1dbi5v0NMQBDdgn3MT5h4oKOiw4KsVoGmxBiPq81/ooVIH+EARKSmRJ/g==
+              -----END PUBLIC KEY-----
+      imagePaths: [{path: "{{ spec.steps[*] }}"}]
 `
 
 // taskCRD has the shape of Tekton's: two versions, one of which is stored, and a status.
@@ -77,7 +87,7 @@ func tekton(r *row) {
 		"0000000000000000000000000000000000000000000000000000000000000000"
 	testkit.Must(r, create("v1", "old", "{steps: [{name: a, image: '"+byTag+"'}]}", metav1.CreateOptions{}))
 	r.judgedBy(r.two)
-	const denied = "pullgate: tasks.tekton.dev tekton/new: image \"task.test/step:1\": rule digests of policy tasks " +
+	const denied = "pullgate: tasks.tekton.dev tekton/new: image \"task.test/step:1\": rule digests[0] of policy tasks " +
 		"requires that the image is named by a digest"
 	for _, version := range []string{"v1", "v1beta1"} {
 		for _, spec := range []string{
@@ -88,6 +98,8 @@ func tekton(r *row) {
 			check(r, denies(create(version, "new", spec, metav1.CreateOptions{}), denied))
 		}
 		check(r, denies(create(version, "new", "{steps: [{name: a, image: 7}]}", dryRunOnly), "must be a text"))
+		check(r, denies(create(version, "new", "{steps: [{name: a, image: '127.0.0.1:1/far:1'}]}", dryRunOnly),
+			"pullgate-policyd cannot verify them"))
 	}
 	testkit.Must(r, create("v1beta1", "new", "{steps: [{name: a, image: '"+byDigest+"'}, {name: b, image: other.test/a}]}",
 		metav1.CreateOptions{}))

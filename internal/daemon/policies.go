@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -160,7 +161,7 @@ func (p *policies) accept(set *policyfiles.Set, err error) {
 // compiledLimit bounds how long pullgate-policyd may take to say that it has the same policy files.
 const compiledLimit = 2 * time.Second
 
-// compiled returns an error if a set has other conditions than the one in force, and pullgate-policyd, which compiles
+// compiled returns an error if a set has other expressions than the one in force, and pullgate-policyd, which compiles
 // them, does not have the set. The set in force stays until then.
 //
 //nolint:contextcheck,nolintlint // files are read by a loop, and the question is short
@@ -168,13 +169,11 @@ func (p *policies) compiled(set *policyfiles.Set) error {
 	if set == nil || p.set == nil {
 		return nil
 	}
-	known := map[string]bool{}
-	for _, r := range p.Rules().Rules() {
-		known[r.Hash] = true
-	}
-	if !slices.ContainsFunc(policyfiles.Requirements(set).Rules(), func(r requirement.Rule) bool {
-		return r.Requirement != nil && r.Requirement.HasConditions() && !known[r.Hash]
-	}) && !hasNewPaths(p.set, set) {
+	known := expressionsOf(p.set, true)
+	signed, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
+	if !slices.ContainsFunc(expressionsOf(set, signed), func(e expressions) bool {
+		return !slices.ContainsFunc(known, func(k expressions) bool { return reflect.DeepEqual(k, e) })
+	}) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), compiledLimit)
@@ -186,25 +185,29 @@ func (p *policies) compiled(set *policyfiles.Set) error {
 	return nil
 }
 
-// hasNewPaths reports whether rules for custom resources have expressions that a set before does not have, if other
-// rules need pullgate-policyd: it would keep the set before, and verify nothing by the new one. Otherwise such a rule,
-// which no node enforces, does not delay others.
-func hasNewPaths(before, set *policyfiles.Set) bool {
-	if needed, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set)); !needed {
-		return false
-	}
-	known := map[string]bool{}
-	for _, s := range []*policyfiles.Set{before, set} {
-		for _, r := range policyfiles.CustomRequirements(s).Rules() {
-			for _, p := range r.Custom.Paths {
-				if s == set && !known[p.Path] {
-					return true
-				}
-				known[p.Path] = true
-			}
+// expressions are what pullgate-policyd compiles of a rule.
+type expressions struct {
+	requirement string // its hash, if it has conditions
+	object      *requirement.Validation
+	paths       []requirement.ImagePath
+}
+
+// expressionsOf returns those of nodes, or all. With an invalid one, pullgate-policyd would keep the set before, and
+// verify nothing by the new one. What no node enforces does not delay others unless they need pullgate-policyd.
+func expressionsOf(set *policyfiles.Set, all bool) (list []expressions) {
+	for _, r := range policyfiles.AllRules(set) {
+		e := expressions{object: r.Object}
+		if r.Requirement != nil && r.Requirement.HasConditions() {
+			e.requirement = r.Hash
+		}
+		if r.Custom != nil {
+			e.paths = r.Custom.Paths
+		}
+		if all && !reflect.DeepEqual(e, expressions{}) || r.Custom == nil && e.requirement != "" {
+			list = append(list, e)
 		}
 	}
-	return false
+	return list
 }
 
 func (p *policies) use(set *policyfiles.Set, err error) {

@@ -201,6 +201,41 @@ func TestPathsOfCustomResourcesWaitForPolicyd(t *testing.T) {
 	}
 }
 
+// So are conditions of rules with paths that are known, and those on the object.
+func TestConditionsOfCustomResourcesWaitForPolicyd(t *testing.T) {
+	p, d := newReviewTest(t)
+	custom := strings.Replace(scannedImages, "kinds: [Pod], namespaces: [team]", "kinds: [tekton.dev/v1/Task]", 1)
+	custom = strings.NewReplacer("    verifyImages:", "    imagePaths: [{path: spec.steps}]\n    verifyImages:",
+		"name: scanned", "name: tasks").Replace(custom)
+	const object = "\n      validate: {deny: {conditions: {any: [{key: '{{ request.object.a }}', operator: Equals, " +
+		"value: b}]}}}"
+	write := func(name, text string) {
+		t.Helper()
+		testkit.Must(t, os.WriteFile(filepath.Join(p.dir, name), []byte(text), 0o644))
+	}
+	write("signed.yaml", signedImages)
+	write("custom.yaml", custom)
+	p.open()
+	hash := func() string { p.poll(); p.poll(); return p.set.Hash }
+	withObject := strings.TrimSuffix(custom, "\n") + object + "\n"
+	for _, tc := range [][2]string{
+		{"a condition on the object", withObject},
+		{"a condition", strings.Replace(withObject, "{{ scanner }}", "{{ scanners }}", 1)},
+	} {
+		what, text := tc[0], tc[1]
+		before := hash()
+		write("custom.yaml", text)
+		if hash() != before {
+			t.Errorf("%s that is new is in use without pullgate-policyd", what)
+		}
+		stop := d.serve(t, p.socket())
+		if hash() == before {
+			t.Errorf("%s that pullgate-policyd has accepted is not in use", what)
+		}
+		stop()
+	}
+}
+
 func TestRulesAreThoseOfTheConfiguration(t *testing.T) {
 	c := config.Default()
 	c.Exempt.StaticPods, c.Exempt.Namespaces = true, []string{"kube-system"}

@@ -134,6 +134,7 @@ func run(node parsing.ASTNode, data any, now time.Time) (v any, err error) {
 		functions.FunctionEntry{Name: timeNow, Handler: func([]any) (any, error) {
 			return now.UTC().Format(time.RFC3339), nil
 		}},
+		functions.FunctionEntry{Name: elements, Handler: elementsOf},
 		functions.FunctionEntry{Name: timeSince, Arguments: []functions.ArgSpec{text, text, text}, Handler: since(now)})
 	c := &caller{FunctionCaller: interpreter.NewFunctionCaller(known...)}
 	v, err = interpreter.NewInterpreter(data, c, nil).Execute(node, data)

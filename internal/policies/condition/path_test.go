@@ -11,20 +11,28 @@ import (
 )
 
 func TestPaths(t *testing.T) {
-	const object = `{"metadata":{"name":"a"},"a.b":1,"spec":{"steps":[{"image":"x"},{"image":"y"}],"empty":[],
-		"map":{"k":{"image":"z"}},"lists":[[1],[2,3]],"text":"t"}}`
+	const spec = `{"steps":[{"image":"x"},{"image":"y","env":{"e":{"image":"v"}}}],"empty":[],` +
+		`"map":{"k":{"image":"z"}},"lists":[[1],[2,3]],"text":"t"}`
+	const object = `{"metadata":{"name":"a"},"a.b":1,"spec":` + spec + "}"
 	for path, want := range map[string][2]string{ // the value, and the fields that decide it
-		"{{ spec.steps[*] }}":       {`[{"image":"x"},{"image":"y"}]`, "spec"},
+		"{{ spec.steps[*] }}":       {`[{"image":"x"},{"image":"y","env":{"e":{"image":"v"}}}]`, "spec"},
 		"spec.steps[].image":        {`["x","y"]`, "spec"},
-		"{{spec.steps}}":            {`[{"image":"x"},{"image":"y"}]`, "spec"},
-		"spec.map[*]":               {`{"k":{"image":"z"}}`, "spec"},
-		"spec.map[]":                {`{"k":{"image":"z"}}`, "spec"},
+		"{{spec.steps}}":            {`[{"image":"x"},{"image":"y","env":{"e":{"image":"v"}}}]`, "spec"},
+		"spec.map[*]":               {`[{"image":"z"}]`, "spec"},
+		"spec.map[]":                {`[{"image":"z"}]`, "spec"},
+		"spec.map[*].image":         {`["z"]`, "spec"},
+		"spec.map[].image":          {`["z"]`, "spec"},
+		"spec.map[?image].image":    {`["z"]`, "spec"},
+		"spec.steps[].env[].image":  {`["v"]`, "spec"},
+		"spec.steps[?env].env[]":    {`[{"image":"v"}]`, "spec"},
+		"spec.map[*].env[*].image":  {`[]`, "spec"},
+		"spec.lists[][]":            {`[1,2,3]`, "spec"},
 		"spec.text[*]":              {`null`, "spec"},
 		"spec.absent[*]":            {`null`, "spec"},
 		"spec.empty[*]":             {`[]`, "spec"},
 		"spec.lists[]":              {`[1,2,3]`, "spec"},
-		"[*]":                       {`null`, ""},
-		"@":                         {strings.Join(strings.Fields(object), ""), ""},
+		"[*]":                       {`[1,{"name":"a"},` + spec + "]", ""},
+		"@":                         {object, ""},
 		`"a.b"`:                     {`1`, ""},
 		"metadata.name || spec.x.y": {`"a"`, "metadata spec"},
 		"spec.steps[?image=='x']":   {`[{"image":"x"}]`, "spec"},

@@ -104,7 +104,7 @@ func (p *policies) judgeCustom(ctx context.Context, o verify.CustomObject) *veri
 	c := p.signatures.JudgeCustom(ctx, set.rules, o)
 	if c != nil && c.Judge != nil && set.rules.Verifies() {
 		judge := c.Judge
-		c.Judge = func(ctx context.Context) ([]admission.Finding, []string) {
+		c.Judge = func(ctx context.Context) []admission.Finding {
 			sockets.Wait(ctx)
 			return judge(ctx)
 		}

@@ -38,7 +38,7 @@ type kyvernoExtractor struct {
 var (
 	customKinds = regexp.MustCompile(`^(?:([a-z0-9*?-]*[.*?][a-z0-9.*?-]*)/)?(?:(v[0-9][a-z0-9*?]*|\*)/)?` +
 		`([A-Z*?][A-Za-z0-9*?]*)([./][a-z*]+)?$`)
-	extractorPath = regexp.MustCompile(`^(/([A-Za-z_][A-Za-z0-9_-]*|\*))+/?$`)
+	extractorPath = regexp.MustCompile(`^(/[A-Za-z_][A-Za-z0-9_-]*(/\*)?)+/?$`)
 	fieldName     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*$`)
 )
 
@@ -58,7 +58,8 @@ func isNamed(k requirement.Kind) bool {
 
 // named reports whether a kind without a group is meant to be one of custom resources, and not a slip.
 func (c *kyvernoCompiler) named(kind string) bool {
-	return c.extracted[kind] != nil || c.hasPaths && strictyaml.Nearest(kind, append(workloads(), "Pod")) == ""
+	near := strictyaml.Nearest(strings.TrimSuffix(kind, "s"), append(workloads(), "Pod"))
+	return c.extracted[kind] != nil || c.hasPaths && near == ""
 }
 
 // rulePaths reads where a rule says that custom resources name images.
@@ -113,7 +114,8 @@ func (c *kyvernoCompiler) extractors(at *field.Path, kind string, list []kyverno
 	for i, e := range list[:min(len(list), maxPaths)] {
 		at := at.Index(i)
 		if !extractorPath.MatchString(e.Path) {
-			c.Invalid(at.Child("path"), e.Path, "must be names of fields and *, as in /spec/steps/*")
+			c.Invalid(at.Child("path"), e.Path,
+				"must be names of fields, each with at most one * behind it, as in /spec/steps/*")
 			continue
 		}
 		p := requirement.ImagePath{
@@ -121,16 +123,13 @@ func (c *kyvernoCompiler) extractors(at *field.Path, kind string, list []kyverno
 			At: at.Child("path").String(),
 		}
 		names := strings.Split(strings.Trim(e.Path, "/"), "/")
-		last := len(names) - 1
-		if names[last] == "*" { // the elements of a list, or the values of a map
-			names = names[:last]
-		} else if e.Value != nil {
+		if e.Value != nil && names[len(names)-1] != "*" {
 			names = append(names, p.Value)
 		}
 		for _, name := range names {
 			switch {
-			case name == "*":
-				p.Path += "[*]"
+			case name == "*": // the elements of a list, or the values of a map
+				p.Path += "[]"
 			case strings.Contains(name, "-"):
 				p.Path += fmt.Sprintf(".%q", name)
 			default:

@@ -46,7 +46,7 @@ func TestKindsOfCustomResources(t *testing.T) {
 		"match: {all: [{resources: {kinds: [Pod]}}, {resources: {kinds: [Task]}}]}":                   "",
 		of("Pod, Task") + exclude + "{resources: {namespaces: [a]}}":                                  "pods T/b O/b",
 		of("Pod, Task") + exclude + "{resources: {kinds: [Pod], namespaces: [a]}}":                    "pods T/a T/b O/a O/b",
-		of("Task") + exclude + "{resources: {kinds: [tekton.dev/v1/Task]}}":                           "O/a O/b",
+		of("Task") + exclude + "{resources: {kinds: [tekton.dev/*/Task]}}":                            "O/a O/b",
 		of("Task") + exclude + "{any: [{resources: {kinds: ['*'], namespaces: [a]}}]}":                "T/b O/b",
 		of("Task") + exclude + "{all: [{resources: {kinds: [Pod]}}, {resources: {namespaces: [a]}}]}": "T/a T/b O/a O/b",
 	} {
@@ -86,10 +86,10 @@ func TestPlacesOfImagePaths(t *testing.T) {
 		"imageVerify: {images: ['*'], digestVerify: true, imagePaths: [{path: '{{ spec.tasks[*] }}'}]}": "" +
 			"{{ spec.tasks[*] }}(name,image)",
 		"imageExtractors: {Task: [{path: /spec/steps/*, value: image, key: name, name: steps}, " +
-			"{path: /spec/*/stepTemplate/image}, {path: /spec/a-b, value: bundle}, {path: /spec/all/*/}]}" +
-			verifyAll: "" +
-			"spec.steps(name,image) spec[*].stepTemplate.image(name,image) " +
-			`spec."a-b".bundle(name,bundle) spec.all(name,image)`,
+			"{path: /spec/*/stepTemplate/image}, {path: /spec/a-b, value: bundle}, {path: /spec/all/*/}, " +
+			"{path: /spec/a/*/b/*}]}" + verifyAll: "" +
+			"spec.steps[](name,image) spec[].stepTemplate.image(name,image) " +
+			`spec."a-b".bundle(name,bundle) spec.all[](name,image) spec.a[].b[](name,image)`,
 	} {
 		p := kyverno.Valid(t, kyvernoPolicy(match+rule))
 		var got []string

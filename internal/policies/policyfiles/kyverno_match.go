@@ -50,6 +50,9 @@ func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (
 	case len(pods.Include) > 0 && !pods.Includes(""):
 		c.Invalid(at.Child("exclude"), "all pods",
 			"excludes every pod, so the rule is for none; exclude namespaces, or remove the rule")
+	case r.Exclude != nil && custom != nil && !custom.SelectsAny():
+		c.Invalid(at.Child("exclude"), "all custom resources",
+			"excludes every object, so the rule is for none; exclude namespaces, or remove the kinds from match")
 	}
 	return pods, len(pods.Include) > 0, custom
 }
@@ -165,12 +168,15 @@ func (c *kyvernoCompiler) kinds(at *field.Path, names []string, match bool) (pod
 			pods, custom = true, append(custom, requirement.Kind{Group: "*", Version: "*", Kind: "*"})
 		case slices.Contains(workloads(), kind):
 			c.Note(at.Index(i), "no effect; a rule for Pod is for the pods of all workloads")
-		case !ok || kind == "Pod" || !strings.Contains(name, "/") && !c.named(kind):
+		case !ok || k.Kind == "Pod" || k.Group == "*" && !c.named(k.Kind):
 			c.Invalid(at.Index(i), name, "must be Pod, or a custom resource with its group, as in tekton.dev/v1/Task")
 		case !isNamed(k):
 			c.Invalid(at.Index(i), name, "must have the group or the kind without wildcards, as in tekton.dev/*/*")
 		case subresource:
 			c.Note(at.Index(i), "no effect; subresources are not judged")
+		case !match && k.Version != "*":
+			c.Invalid(at.Index(i), name,
+				"must have the version *, as in tekton.dev/*/Task, because an object can be sent in any version")
 		case match && !c.hasPaths && c.extracted[k.Kind] == nil:
 			c.Note(at.Index(i), "not enforced: neither imagePaths nor imageExtractors says where it names images")
 		default:

@@ -37,6 +37,16 @@ func (k Kind) Matches(object Kind) bool {
 	return Glob(k.Group).Matches(object.Group) && Glob(k.Kind).Matches(object.Kind)
 }
 
+// Names reports whether the rule names the version of a kind. Its paths need not be right for others.
+func (c *Custom) Names(object Kind) bool {
+	unnamed := func(o Objects) bool {
+		return o.Kinds != nil && !slices.ContainsFunc(o.Kinds, func(k Kind) bool {
+			return k.Matches(object) && Glob(k.Version).Matches(object.Version)
+		})
+	}
+	return slices.ContainsFunc(c.Include, func(all []Objects) bool { return !slices.ContainsFunc(all, unnamed) })
+}
+
 // Selects reports whether the objects of a kind in a namespace are selected. Those that are in none, whose namespace is
 // "", are, unless objects of all namespaces are excluded.
 func (c *Custom) Selects(kind Kind, namespace string) bool {
@@ -56,6 +66,13 @@ func (c *Custom) Selects(kind Kind, namespace string) bool {
 		return selects(alternatives, namespace, unknown)
 	}
 	return in(c.Include, true) && !in(c.Exclude, false)
+}
+
+// SelectsAny reports whether objects of a kind of the rule are selected in some namespace.
+func (c *Custom) SelectsAny() bool {
+	return slices.ContainsFunc(slices.Concat(c.Include...), func(o Objects) bool {
+		return slices.ContainsFunc(o.Kinds, func(k Kind) bool { return c.Selects(k, "") })
+	})
 }
 
 // NewCustomSet is NewSet for the rules about custom resources.

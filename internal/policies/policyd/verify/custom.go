@@ -39,8 +39,9 @@ type Custom struct {
 	Unchanged bool // an update changes nothing that a rule reads
 	// Findings are about what is not an image, and about conditions on the object.
 	Findings []admission.Finding
-	// Judge judges the images that the request brings, as Service.Judge does. It is nil if there are too many.
-	Judge func(context.Context) (findings []admission.Finding, undetermined []string)
+	// Judge judges the images that the request brings. What cannot be judged is denied, because no node sees the object.
+	// It is nil if there are too many.
+	Judge func(context.Context) []admission.Finding
 }
 
 // compilePaths ignores paths with errors, which condition.Check reports: nothing is found by them.
@@ -101,8 +102,9 @@ func (s *Service) JudgeCustom(ctx context.Context, rules *Rules, o CustomObject)
 	object := Object{Namespace: o.Namespace, Operation: o.Operation, Images: all, JSON: o.JSON, Custom: true}
 	c.Findings = append(c.Findings, judgeObject(ctx, rules, object, rulesFor)...)
 	namespace := o.Namespace // alone, because the object is large
-	c.Judge = func(ctx context.Context) ([]admission.Finding, []string) {
-		return s.judge(ctx, rules, namespace, all, rulesFor)
+	c.Judge = func(ctx context.Context) []admission.Finding {
+		findings, _ := s.judge(ctx, rules, namespace, all, rulesFor) // nothing is undetermined by such rules
+		return findings
 	}
 	return c
 }
@@ -123,22 +125,25 @@ func decodeCustom(data []byte) (object any, err error) {
 	return object, nil
 }
 
-// unchanged reports whether an update changes no field that paths of rules read.
+// unchanged reports whether an update changes no field that paths of rules read, and nothing but metadata if they are
+// written for another version.
 func (r *Rules) unchanged(applied []*requirement.Rule, o CustomObject) bool {
 	var of, now map[string]json.RawMessage
 	if json.Unmarshal(o.Old, &of) != nil || json.Unmarshal(o.JSON, &now) != nil {
 		return false
 	}
+	names := slices.AppendSeq(slices.Collect(maps.Keys(of)), maps.Keys(now))
+	changed := func(name string) bool { return !bytes.Equal(of[name], now[name]) }
 	for _, rule := range applied {
+		if !rule.Custom.Names(o.Kind) && slices.ContainsFunc(names, func(name string) bool {
+			return name != "metadata" && changed(name)
+		}) {
+			return false
+		}
 		for _, p := range rule.Custom.Paths {
 			path := r.paths[p.Path]
-			if path == nil || path.Fields() == nil {
+			if path == nil || path.Fields() == nil || slices.ContainsFunc(path.Fields(), changed) {
 				return false
-			}
-			for _, name := range path.Fields() {
-				if !bytes.Equal(of[name], now[name]) {
-					return false
-				}
 			}
 		}
 	}
@@ -151,6 +156,10 @@ type located struct{ images, problems, failures sets.Set[string] }
 
 func (r *Rules) find(ctx context.Context, rule *requirement.Rule, kind requirement.Kind, object any) located {
 	l := located{sets.New[string](), sets.New[string](), sets.New[string]()}
+	if !rule.Custom.Names(kind) { // the rule of another policy has the API server send it
+		l.failures.Insert(fmt.Sprintf("it does not name the version %s of the object, in which images can be elsewhere; "+
+			"use a version that it names", safetext.ASCII(kind.Version, maxText)))
+	}
 	for _, p := range rule.Custom.Paths {
 		if p.Kind != "" && p.Kind != kind.Kind {
 			continue

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"sigs.k8s.io/yaml"
@@ -13,6 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -62,8 +64,7 @@ func (w *world) custom(t *testing.T, kind requirement.Kind, object, old string) 
 	}
 	findings = c.Findings
 	if len(findings) == 0 || admission.DecisionOf(findings).Admitted() {
-		got, _ := c.Judge(t.Context())
-		findings = append(findings, got...)
+		findings = append(findings, c.Judge(t.Context())...)
 	}
 	return findings, c
 }
@@ -144,6 +145,150 @@ func TestCustomResources(t *testing.T) {
 	} {
 		if _, c := w.custom(t, kind, "spec: {steps: [{name: a, image: r.test/bad:1}]}", ""); c != nil {
 			t.Errorf("%+v is judged", kind)
+		}
+	}
+}
+
+// No node verifies a custom resource later, so one that cannot be verified here is denied, whatever the reason: a
+// tenant could choose it. The rule being for pods too changes nothing.
+func TestCustomResourcesThatCannotBeVerified(t *testing.T) {
+	keyless := "attestors: [{entries: [{keyless: {issuer: https://issuer.test, subject: me@team.test}}]}]"
+	key := customPolicy("p", "Task", stepPaths, "")
+	elsewhere := strings.Replace(key, "verifyImages: [{",
+		"verifyImages: [{repository: other.test/signatures, ", 1)
+	reasons := func(reason string) func(context.Context, verify.Image) (requirement.Result, error) {
+		return func(context.Context, verify.Image) (requirement.Result, error) {
+			return requirement.Result{Reason: reason, Message: "canary"}, nil
+		}
+	}
+	const unread = "it could not read them from the registry"
+	for name, tc := range map[string]struct {
+		policy, why string
+		resolve     error
+		verify      func(context.Context, verify.Image) (requirement.Result, error)
+	}{
+		"no image":             {key, unread, registry.ErrNotFound, nil},
+		"no access":            {key, unread, registry.ErrDenied, nil},
+		"no access, pods":      {customPolicy("p", "Pod, Task", stepPaths, ""), unread, registry.ErrDenied, nil},
+		"signatures denied":    {key, unread, nil, reasons(requirement.RegistryDenied)},
+		"not available":        {key, unread, nil, reasons(requirement.RegistryUnavailable)},
+		"another platform":     {key, unread, nil, reasons(requirement.ContentMismatch)},
+		"another repository":   {elsewhere, unread, nil, reasons(requirement.SignatureMissing)},
+		"without trusted root": {customPolicy("p", "Task", stepPaths, keyless), "it has no trusted root", nil, onlySigned},
+	} {
+		audit := strings.Replace(tc.policy, "Action: Enforce", "Action: Audit", 1)
+		for policy, want := range map[string]string{
+			tc.policy: "Deny SIGNATURE_MISSING p", audit: "Deny SIGNATURE_MISSING p audit",
+		} {
+			w := newWorld(t, policy)
+			w.resolve = func(string, string) (string, error) { return someDigest, tc.resolve }
+			if tc.verify != nil {
+				w.verify = tc.verify
+			}
+			got, _ := w.custom(t, taskKind, "spec: {steps: [{image: r.test/bad:1}]}", "")
+			const text = `image "r.test/bad:1": rule r of policy p requires signatures, ` +
+				"and pullgate-policyd cannot verify them: "
+			if describe(got) != want || !strings.HasPrefix(messages(got), text+tc.why) ||
+				strings.Contains(messages(got), "the node verifies") || strings.Contains(messages(got), "canary") {
+				t.Errorf("%s: %s %q; want %s with %s", name, describe(got), messages(got), want, tc.why)
+			}
+			if !strings.Contains(w.logged(t), "Signatures of a custom resource could not be verified, no node verifies them") {
+				t.Errorf("%s: the log has %q", name, w.logged(t))
+			}
+		}
+	}
+}
+
+// Many slow images do not hide one that is not signed: at the end of the time all of them are denied.
+func TestSlowImagesOfCustomResources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, customPolicy("p", "Task", stepPaths, ""))
+		w.resolve = func(repository, _ string) (string, error) {
+			if strings.Contains(repository, "slow") {
+				time.Sleep(20 * time.Second)
+			}
+			return someDigest, nil
+		}
+		w.verify = onlySigned
+		steps := "{image: r.test/z-bad:1}"
+		for i := range 999 {
+			steps += fmt.Sprintf(", {image: r.test/slow-signed-%03d:1}", i)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second)
+		defer cancel()
+		o := verify.CustomObject{Kind: taskKind, Namespace: "team", JSON: asJSON(t, "spec: {steps: ["+steps+"]}")}
+		began := time.Now()
+		findings := w.JudgeCustom(ctx, w.rules, o).Judge(ctx)
+		if d := admission.DecisionOf(findings); d.Admitted() || len(findings) != 1000 || time.Since(began) > 10*time.Second {
+			t.Errorf("admitted %v with %d findings after %v; want denials of all", d.Admitted(), len(findings),
+				time.Since(began))
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// An object arrives in a version that a rule does not name if another one names it. Its images may be elsewhere then.
+func TestOtherVersionsOfCustomResources(t *testing.T) {
+	v1beta1 := requirement.Kind{Group: "tekton.dev", Version: "v1beta1", Kind: "Task"}
+	const good, renamed = "spec: {steps: [{image: other.test/a:1}]}", "spec: {containers: [{image: r.test/a:1}]}"
+	for kinds, want := range map[string]string{
+		"tekton.dev/v1/Task": "Deny FIELD_UNKNOWN p",
+		"v1/Task":            "Deny FIELD_UNKNOWN p",
+		"tekton.dev/v1beta1/TaskRun, tekton.dev/v1/*": "Deny FIELD_UNKNOWN p",
+		"tekton.dev/*/Task":                           "",
+		"tekton.dev/v1*/Task":                         "",
+		"Task":                                        "",
+		"tekton.dev/v1/Task, tekton.dev/v1beta1/Task": "",
+	} {
+		w := newWorld(t, customPolicy("p", kinds, stepPaths, "digestVerify: true"))
+		for _, object := range []string{good, renamed} {
+			got, _ := w.custom(t, v1beta1, object, "")
+			if describe(got) != want || want != "" && !strings.Contains(messages(got), "does not name the version v1beta1") {
+				t.Errorf("%s, %s: %s %q; want %q", kinds, object, describe(got), messages(got), want)
+			}
+			if got, _ := w.custom(t, taskKind, object, ""); kinds != "tekton.dev/v1beta1/Task" && len(got) > 0 {
+				t.Errorf("%s, %s as v1: %s", kinds, object, describe(got))
+			}
+		}
+	}
+	// Metadata can change, and nothing else; not metadata either if a path reads it.
+	for paths, want := range map[string]bool{
+		stepPaths: true, stepPaths + ", {path: metadata.annotations.image}": false,
+	} {
+		w := newWorld(t, customPolicy("a", "tekton.dev/v1/Task", stepPaths, "digestVerify: true"),
+			customPolicy("p", "tekton.dev/v1/Task", paths, "digestVerify: true"))
+		for _, tc := range []struct {
+			old, object string
+			unchanged   bool
+		}{
+			{"metadata: {a: b}\nspec: {}", "metadata: {a: c}\nspec: {}", want},
+			{"template: {}\nspec: {}", "template: {image: r.test/a:1}\nspec: {}", false},
+			{"spec: {}", "template: {image: r.test/a:1}\nspec: {}", false},
+			{"template: {image: r.test/a:1}\nspec: {}", "spec: {}", false},
+		} {
+			got, c := w.custom(t, v1beta1, tc.object, tc.old)
+			if c.Unchanged != tc.unchanged || !tc.unchanged && describe(got[len(got)-1:]) != "Deny FIELD_UNKNOWN p" {
+				t.Errorf("%s, then %s: unchanged %v, %s", tc.old, tc.object, c.Unchanged, describe(got))
+			}
+		}
+	}
+}
+
+// An object in the place of a list is the list of its values, wherever a path has one.
+func TestObjectsInThePlaceOfLists(t *testing.T) {
+	extractor := strings.Replace(customPolicy("p", "tekton.dev/*/Task", "", "digestVerify: true"), "imagePaths: []",
+		"imageExtractors: {Task: [{path: /spec/steps/*/image}, {path: /spec/groups/*/steps/*}]}", 1)
+	const lists = "{path: 'spec.steps[*].image'}, {path: 'spec.groups[].steps[]'}"
+	for _, policy := range []string{extractor, customPolicy("p", "Task", lists, "digestVerify: true")} {
+		w := newWorld(t, policy)
+		for _, object := range []string{
+			"spec: {steps: [{image: r.test/a:1}]}", "spec: {steps: {a: {image: r.test/a:1}}}",
+			"spec: {groups: [{steps: [{image: r.test/a:1}]}]}", "spec: {groups: {a: {steps: [{image: r.test/a:1}]}}}",
+			"spec: {groups: [{steps: {a: {image: r.test/a:1}}}]}", "spec: {groups: {a: {steps: {b: {image: r.test/a:1}}}}}",
+		} {
+			if got, _ := w.custom(t, taskKind, object, ""); describe(got) != "Deny DIGEST_REQUIRED p" {
+				t.Errorf("%s: %s", object, describe(got))
+			}
 		}
 	}
 }

@@ -92,8 +92,9 @@ type answer struct {
 	err error
 }
 
-// judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process
-// has a trusted root. What the registry did is in the log alone: a tenant could tell by it what is at an address.
+// judge returns the findings of rules, and a sentence for each that cannot be judged; for custom resources it is a
+// denial instead. trusted says that this process has a trusted root. What the registry did is in the log alone: a
+// tenant could tell by it what is at an address.
 func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (
 	findings []admission.Finding, undetermined []string,
 ) {
@@ -107,12 +108,16 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 		if !trusted && !result.Met && r.Requirement.UsesTrustedRoot() {
 			unknown, why = "no trusted root", "it has no trusted root; set trustedRoot to that of the nodes"
 		}
+		text := fmt.Sprintf("image %q: %s requires signatures, and pullgate-policyd cannot verify them: %s",
+			name, r, why)
+		log := log.WithValues("image", name.String(), "rule", r, "reason", safetext.Shorten(unknown, requirement.MaxText))
 		switch {
+		case unknown != "" && r.Custom != nil: // no node verifies them, unless the images get into pods of another rule
+			log.Info("Signatures of a custom resource could not be verified, no node verifies them")
+			findings = append(findings, r.Finding(admission.Deny, admission.SignatureMissing, text))
 		case unknown != "":
-			log.Info("Skipping signatures that could not be verified, the node verifies them",
-				"image", name.String(), "rule", r, "reason", safetext.Shorten(unknown, requirement.MaxText))
-			undetermined = append(undetermined, fmt.Sprintf("image %q: %s requires signatures, "+
-				"and pullgate-policyd cannot verify them: %s; the node verifies them", name, r, why))
+			log.Info("Skipping signatures that could not be verified, the node verifies them")
+			undetermined = append(undetermined, text+"; the node verifies them")
 		case result.Met:
 			f := r.Finding(admission.Admit, "", fmt.Sprintf("image %q: it has the signatures that %s requires", name, r))
 			f.Signers, f.Digest = result.Signers, result.Digest

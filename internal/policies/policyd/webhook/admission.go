@@ -234,9 +234,7 @@ func (h *Handler) judgeOther(ctx context.Context, q *question) answer {
 		return a
 	}
 	q.release()
-	findings, undetermined := custom.Judge(ctx)
-	a.warnings = append(a.warnings, undetermined...)
-	return a.admittedUnless(findings)
+	return a.admittedUnless(custom.Judge(ctx))
 }
 
 func (a answer) admittedUnless(findings []admission.Finding) answer {
