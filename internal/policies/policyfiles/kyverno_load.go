@@ -205,10 +205,12 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	if len(nodes) > 0 {
 		out.Requirement = new(requirement.AtLeast(len(nodes), c.Distinct(nodes)...))
 	}
-	hasEffect := out.Requirement != nil || out.Object != nil || out.RequireDigest || out.MutateDigest ||
-		out.Default != requirement.NoDefault
+	hasEffect := out.Requirement != nil || out.Object != nil || out.RequireDigest || out.Default != requirement.NoDefault
+	if !hasEffect {
+		custom = nil // digests are added to pods alone
+	}
 	switch {
-	case hasEffect:
+	case hasEffect || out.MutateDigest:
 		c.add(out, forPods, custom)
 	default:
 		c.Required(at.Child("attestors"), "must have at least one entry; the rule requires neither a signature nor a digest")
@@ -221,7 +223,7 @@ func (c *kyvernoCompiler) add(r requirement.Rule, forPods bool, custom *requirem
 		c.Rules = append(c.Rules, r)
 	}
 	if custom != nil {
-		r.Custom, r.Scope, r.MutateDigest = custom, requirement.Scope{}, false
+		r.Custom, r.Scope, r.MutateDigest, r.FailClosed = custom, requirement.Scope{}, false, false
 		c.Custom = append(c.Custom, r)
 	}
 }

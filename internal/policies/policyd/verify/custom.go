@@ -96,7 +96,11 @@ func (s *Service) JudgeCustom(ctx context.Context, rules *Rules, o CustomObject)
 		return c
 	}
 	rulesFor := func(image string) requirement.ImageRules {
-		return requirement.Apply(images[image], imageref.New(image))
+		name := imageref.New(image)
+		a := requirement.Apply(images[image], name)
+		// Pods that are made from it get the digest. The pods of an object without a namespace can be in any one.
+		a.Pinned = o.Namespace != "" && rules.set.For(o.Namespace, name).AddsDigest()
+		return a
 	}
 	all := slices.Sorted(maps.Keys(images))
 	object := Object{Namespace: o.Namespace, Operation: o.Operation, Images: all, JSON: o.JSON, Custom: true}

@@ -525,3 +525,31 @@ func TestProposalForTekton(t *testing.T) {
 		}
 	}
 }
+
+// A rule that is also for pods adds the digest to those of a Task. A rule for Tasks alone adds none.
+func TestDigestsOfCustomResources(t *testing.T) {
+	for _, tc := range []struct{ kinds, namespace, want string }{
+		{"Pod, tekton.dev/v1/Task", "team", ""},
+		{"Pod, tekton.dev/v1/Task", "", "DIGEST_REQUIRED"}, // its pods can be in any namespace
+		{"tekton.dev/v1/Task", "team", "DIGEST_REQUIRED"},
+	} {
+		w := newWorld(t, customPolicy("p", tc.kinds, stepPaths, "verifyDigest: true, mutateDigest: true"))
+		c := w.JudgeCustom(t.Context(), w.rules, verify.CustomObject{
+			Kind: taskKind, Namespace: tc.namespace, Operation: "CREATE",
+			JSON: []byte(`{"spec":{"steps":[{"name":"a","image":"r.test/a:1"}]}}`),
+		})
+		got := ""
+		for _, f := range append(c.Findings, c.Judge(t.Context())...) {
+			got += string(f.Reason)
+		}
+		if got != tc.want {
+			t.Errorf("%s in namespace %q: %q; want %q", tc.kinds, tc.namespace, got, tc.want)
+		}
+	}
+	w := newWorld(t, customPolicy("p", "Pod, tekton.dev/v1/Task", stepPaths, "mutateDigest: true"))
+	if c := w.JudgeCustom(t.Context(), w.rules, verify.CustomObject{
+		Kind: taskKind, Namespace: "team", Operation: "CREATE", JSON: []byte(`{"spec":{"steps":1}}`),
+	}); c != nil {
+		t.Errorf("a rule that only adds digests judges a Task: %v", c.Findings)
+	}
+}
