@@ -17,9 +17,16 @@ type Name struct {
 	suffix     string // ":tag" or "@digest"
 }
 
+// maxLength bounds what is parsed: a name of a mebibyte, which a user can write, takes a third of a second. A host has at
+// most 253 bytes, and path, tag and digest together have fewer than 600.
+const maxLength = 4096
+
 // Parse normalises a name as containerd does: docker.io/library is added where no registry is
 // given, :latest where there is neither tag nor digest, and of a name with both the digest counts.
 func Parse(s string) (Name, error) {
+	if len(s) > maxLength {
+		return Name{}, fmt.Errorf("image name %.80q…: longer than %d bytes", s, maxLength)
+	}
 	named, err := reference.ParseDockerRef(s)
 	if err != nil {
 		return Name{}, fmt.Errorf("image name %q: %w", s, err)
@@ -75,6 +82,9 @@ func (n Name) IsImageID() bool { return n.repository == idRepository }
 
 // NameOnly reports whether a name as it is written has neither tag nor digest. A name that does not parse has none.
 func NameOnly(s string) bool {
+	if len(s) > maxLength {
+		return true
+	}
 	named, err := reference.ParseNormalizedNamed(s)
 	return err != nil || reference.IsNameOnly(named)
 }

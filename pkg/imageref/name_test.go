@@ -96,7 +96,7 @@ func TestParseRefuses(t *testing.T) {
 		"a:1:2",
 		"busybox@sha1:0123456789012345678901234567890123456789", "busybox\n", "büsybox", "repo.test/App:1",
 		strings.TrimPrefix(digest, "sha256:"), // 64 hexadecimal digits are an image ID
-		"repo.test/" + strings.Repeat("a", 256),
+		"repo.test/" + strings.Repeat("a", 256), strings.Repeat("a", 4096) + ".test/app",
 	} {
 		if n, err := imageref.Parse(in); err == nil || n != (imageref.Name{}) {
 			t.Errorf("Parse(%q) = %q, %v; want an error", in, n, err)

@@ -454,7 +454,7 @@ func TestHostileCustomResources(t *testing.T) {
 		if strings.ContainsAny(got, "\x1b\u202e") || len(got) > 16<<10 {
 			t.Errorf("%s: %d bytes, %.300q", short, len(got), got)
 		}
-		if took := time.Since(began); took > 2*time.Second {
+		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("%s took %v", short, took)
 		}
 	}
