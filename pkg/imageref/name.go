@@ -17,8 +17,8 @@ type Name struct {
 	suffix     string // ":tag" or "@digest"
 }
 
-// maxLength bounds what is parsed: a name of a mebibyte, which a user can write, takes a third of a second. A host has at
-// most 253 bytes, and path, tag and digest together have fewer than 600.
+// maxLength bounds what is parsed: a name of a mebibyte, which a user can write, takes a third of a second. A host has
+// at most 253 bytes, and path, tag and digest together have fewer than 600.
 const maxLength = 4096
 
 // Parse normalises a name as containerd does: docker.io/library is added where no registry is
