@@ -28,14 +28,14 @@ func nodes() []kind {
 	return []kind{
 		{kubelet130, containerd24, false},
 		{kubelet136, containerd24, false},
-		{kubelet130, containerd24, true},
-		{kubelet136, containerd24, true},
 		{kubelet134, containerd16, false},
 		{kubelet134, containerd16, true},
 		{kubelet130, containerd16, false},
 		{kubelet134, containerd24, false},
 		{kubelet136, containerd16, false},
 		{kubelet134, asCRIO, false},
+		{kubelet130, containerd24, true},
+		{kubelet136, containerd24, true},
 	}
 }
 
