@@ -23,7 +23,7 @@ type kind struct {
 	source           bool
 }
 
-// The nodes: every pair of kubelet and containerd, the first of each kubelet once more with the pod source.
+// The nodes: every pair of kubelet and containerd, that of make e2e once more with the pod source, side by side.
 func nodes() []kind {
 	return []kind{
 		{kubelet130, containerd24, false},
@@ -34,8 +34,6 @@ func nodes() []kind {
 		{kubelet134, containerd24, false},
 		{kubelet136, containerd16, false},
 		{kubelet134, asCRIO, false},
-		{kubelet130, containerd24, true},
-		{kubelet136, containerd24, true},
 	}
 }
 
@@ -119,13 +117,14 @@ func testNode(t *testing.T, m *machine) {
 	case m.source:
 		m.withPodSource(t)
 	default:
-		m.withoutPodSource(t)
+		m.scenarios(t)
 	}
 	page, err := m.gate.Scrape()
 	testkit.Must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
 }
 
-func (m *machine) withoutPodSource(t *testing.T) {
+// scenarios runs them without the pod source, and then with it unless another node does.
+func (m *machine) scenarios(t *testing.T) {
 	t.Helper()
 	m.runParallel(t, "together", m.together())
 	// These test cases affect the whole node.
@@ -138,6 +137,9 @@ func (m *machine) withoutPodSource(t *testing.T) {
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"scanned", scanned})
 	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts})
 	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
+	if m.firstOfKubelet() && !m.isMain() {
+		m.withPodSource(t)
+	}
 	m.runIf(t, true, testCase{"collected", collected})     // takes what is preloaded with it
 	m.runIf(t, m.mountsImages(), testCase{"views", views}) // ends the node: the kubelet gets another runtime
 }
