@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -79,8 +80,8 @@ func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
 	}
 	return func(e records.Endorsement) *adminv1.Endorsement {
 		expires := e.Until
-		if validity > 0 && !e.At.IsZero() && (expires.IsZero() || e.At.Add(validity).Before(expires)) {
-			expires = e.At.Add(validity)
+		if !e.At.IsZero() {
+			expires = policyclient.EndOf(e, validity)
 		}
 		return &adminv1.Endorsement{
 			Pair: pairTo(e.Pair), Requirement: text(e.Requirement), Digest: text(e.Digest), Signers: all(e.Signers, text),

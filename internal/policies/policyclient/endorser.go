@@ -132,7 +132,7 @@ func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.End
 	if !ok {
 		return records.Endorsement{}, missing
 	}
-	ends := endOf(got, e.options.Validity)
+	ends := EndOf(got, e.options.Validity)
 	// One from the future has expired: the clock was set back, and it would count for too long.
 	switch {
 	case ends.IsZero(), !got.At.After(now) && now.Before(ends):
@@ -143,7 +143,8 @@ func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.End
 	return got, expired
 }
 
-func endOf(e records.Endorsement, validity time.Duration) time.Time {
+// EndOf returns when an endorsement ends with a validity, which is 0 for no end of its own; the zero time for never.
+func EndOf(e records.Endorsement, validity time.Duration) time.Time {
 	if validity <= 0 {
 		return e.Until
 	}

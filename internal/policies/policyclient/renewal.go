@@ -163,7 +163,7 @@ func (n *Renewal) workOf(e *Endorser, got records.Endorsement, now time.Time) wo
 	w := work{endorsement: got}
 	last := n.tried[fact{got.Pair, got.Requirement}]
 	if !got.Until.IsZero() {
-		ends := endOf(got, e.options.Validity)
+		ends := EndOf(got, e.options.Validity)
 		lead := time.Duration(n.jitter * float64(min(max(ends.Sub(got.At)/4, minLead), maxLead)))
 		w.renew = now.After(ends.Add(-lead)) && now.Sub(last) >= max(lead/4, roundInterval)
 	}
@@ -311,7 +311,7 @@ func (n *Renewal) failed(t *task, err error) {
 func (n *Renewal) met(e *Endorser, t *task, w work, next records.Endorsement, revocations uint64) {
 	f := fact{next.Pair, next.Requirement}
 	n.noDrift(f)
-	before, ends := endOf(w.endorsement, e.options.Validity), endOf(next, e.options.Validity)
+	before, ends := EndOf(w.endorsement, e.options.Validity), EndOf(next, e.options.Validity)
 	if !w.renew || !ends.IsZero() && !ends.After(before) {
 		return
 	}

@@ -245,24 +245,31 @@ func (a answer) admittedUnless(findings []admission.Finding) answer {
 	return a.with(findings)
 }
 
-func (h *Handler) judgePod(ctx context.Context, q *question) answer {
+// podOf returns the pod of a request and the one before an update, which is nil if everything counts as changed. If pod
+// is nil, the answer is known.
+func (q *question) podOf() (pod, old *corev1.Pod, known answer) {
 	if q.Kind.Group != "" || q.Kind.Kind != "Pod" {
-		return invalidAnswer("the object is not a Pod of v1")
+		return nil, nil, invalidAnswer("the object is not a Pod of v1")
 	}
-	pod := decodePod(q.Object.Raw)
-	if pod == nil {
-		return invalidAnswer("the object cannot be decoded as a Pod")
+	if pod = decodePod(q.Object.Raw); pod == nil {
+		return nil, nil, invalidAnswer("the object cannot be decoded as a Pod")
 	}
 	// The API server's copy of a static pod. Every user can make one, and no kubelet runs it.
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return answer{outcome: MirrorPod}
+		return nil, nil, answer{outcome: MirrorPod}
 	}
-	var old *corev1.Pod
 	if q.update {
-		old = decodePod(q.OldObject.Raw) // without it everything counts as changed
+		old = decodePod(q.OldObject.Raw)
 	}
-	a := h.restrictions(ctx, q, pod, old)
-	if a.denies() {
+	return pod, old, answer{}
+}
+
+func (h *Handler) judgePod(ctx context.Context, q *question) answer {
+	pod, old, a := q.podOf()
+	if pod == nil {
+		return a
+	}
+	if a = h.restrictions(ctx, q, pod, old); a.denies() {
 		return a
 	}
 	images := q.newImages(pod, old)

@@ -91,20 +91,9 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 		q.Operation != admissionv1.Create && !q.update {
 		return allowed
 	}
-	if q.Kind.Group != "" || q.Kind.Kind != "Pod" {
-		return invalidAnswer("the object is not a Pod of v1")
-	}
-	pod := decodePod(q.Object.Raw)
+	pod, old, known := q.podOf()
 	if pod == nil {
-		return invalidAnswer("the object cannot be decoded as a Pod")
-	}
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		allowed.outcome = MirrorPod
-		return allowed
-	}
-	var old *corev1.Pod
-	if q.update {
-		old = decodePod(q.OldObject.Raw)
+		return known
 	}
 	q.release()
 	places, before := placesOf(pod), map[string]string{}
