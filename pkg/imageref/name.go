@@ -24,12 +24,9 @@ const maxLength = 4096
 // Parse normalises a name as containerd does: docker.io/library is added where no registry is
 // given, :latest where there is neither tag nor digest, and of a name with both the digest counts.
 func Parse(s string) (Name, error) {
-	if len(s) > maxLength {
-		return Name{}, fmt.Errorf("image name %.80q…: longer than %d bytes", s, maxLength)
-	}
-	named, err := reference.ParseDockerRef(s)
+	named, err := parse(s, reference.ParseDockerRef)
 	if err != nil {
-		return Name{}, fmt.Errorf("image name %q: %w", s, err)
+		return Name{}, err
 	}
 	n := Name{repository: named.Name()}
 	switch named := named.(type) {
@@ -41,6 +38,17 @@ func Parse(s string) (Name, error) {
 		return Name{}, fmt.Errorf("image name %q: neither tag nor digest in its normal form", s)
 	}
 	return n, nil
+}
+
+func parse(s string, by func(string) (reference.Named, error)) (reference.Named, error) {
+	if len(s) > maxLength {
+		return nil, fmt.Errorf("image name %.80q…: longer than %d bytes", s, maxLength)
+	}
+	named, err := by(s)
+	if err != nil {
+		return nil, fmt.Errorf("image name %q: %w", s, err)
+	}
+	return named, nil
 }
 
 // String returns the normal form, "repository:tag" or "repository@digest"; "" for the zero value.
@@ -82,19 +90,16 @@ func (n Name) IsImageID() bool { return n.repository == idRepository }
 
 // NameOnly reports whether a name as it is written has neither tag nor digest. A name that does not parse has none.
 func NameOnly(s string) bool {
-	if len(s) > maxLength {
-		return true
-	}
-	named, err := reference.ParseNormalizedNamed(s)
+	named, err := parse(s, reference.ParseNormalizedNamed)
 	return err != nil || reference.IsNameOnly(named)
 }
 
 // KubeletName returns the name that a kubelet sends for one written in a pod: ":latest" is added, to
 // the string as it is, where there is neither tag nor digest.
 func KubeletName(s string) (string, error) {
-	named, err := reference.ParseNormalizedNamed(s)
+	named, err := parse(s, reference.ParseNormalizedNamed)
 	if err != nil {
-		return "", fmt.Errorf("image name %q: %w", s, err)
+		return "", err
 	}
 	if reference.IsNameOnly(named) {
 		return s + ":latest", nil

@@ -101,6 +101,9 @@ func TestParseRefuses(t *testing.T) {
 		if n, err := imageref.Parse(in); err == nil || n != (imageref.Name{}) {
 			t.Errorf("Parse(%q) = %q, %v; want an error", in, n, err)
 		}
+		if sent, err := imageref.KubeletName(in); len(in) > 4096 && (err == nil || sent != "" || len(err.Error()) > 200) {
+			t.Errorf("KubeletName of %d bytes = %.80q, %.200v; want a short error", len(in), sent, err)
+		}
 		if r := imageref.New(in); r.String() != in || r.Parsed() || r.Repository() != "" || r.Empty() != (in == "") {
 			t.Errorf("New(%q) = %q, parsed %v, repository %q; want the name as written and nothing else", in, r, r.Parsed(),
 				r.Repository())

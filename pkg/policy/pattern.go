@@ -10,6 +10,9 @@ import (
 const allowedPattern = "allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, " +
 	"as in repo.test/team/*"
 
+// maxPattern is the length of the names that package imageref parses.
+const maxPattern = 4096
+
 // A pattern matches normalised repositories: one repository, or, if the pattern ends with a slash, all repositories
 // with this prefix. No repository ends with a slash.
 type pattern string
@@ -19,6 +22,10 @@ type pattern string
 func parsePattern(s string) (pattern, error) {
 	bad := func(why string) (pattern, error) {
 		return "", fmt.Errorf("%q is not allowed: %s; %s", s, why, allowedPattern)
+	}
+	if len(s) > maxPattern {
+		s = s[:80] + "…"
+		return bad(fmt.Sprintf("it is longer than %d bytes", maxPattern))
 	}
 	base, wildcard := strings.CutSuffix(s, "/*")
 	switch {

@@ -167,7 +167,7 @@ func TestNewReportsAllErrors(t *testing.T) {
 		"in repo.test/team/*"
 	p, err := policy.New(allowlisted, []string{
 		"", "repo.test/fine", "repo.test/app:1", " a", "repo.test/a*", "/*",
-		"repo.test/App", "repo.test//*", "repo.test/a:1/*",
+		"repo.test/App", "repo.test//*", "repo.test/a:1/*", strings.Repeat("a", 4096) + ".test/*",
 	})
 	want := strings.Join([]string{
 		`preloadedImagesVerificationAllowlist[0]: "" is not allowed: it is empty` + allowed,
@@ -181,6 +181,8 @@ func TestNewReportsAllErrors(t *testing.T) {
 		`preloadedImagesVerificationAllowlist[7]: "repo.test//*" is not allowed: repo.test/ is not an image name` + allowed,
 		`preloadedImagesVerificationAllowlist[8]: "repo.test/a:1/*" is not allowed: repo.test/a:1 is not an image name` +
 			allowed,
+		`preloadedImagesVerificationAllowlist[9]: "` + strings.Repeat("a", 80) + `…" is not allowed: it is longer than ` +
+			"4096 bytes" + allowed,
 	}, "\n")
 	if err == nil || err.Error() != want {
 		t.Errorf("New:\n%v\nwant:\n%s", err, want)

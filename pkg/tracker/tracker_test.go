@@ -186,12 +186,16 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 }
 
 func TestNamesThatAreNoneAreExemptFromNothing(t *testing.T) {
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
+	long := strings.Repeat("a", 4085) + ".test"
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", long + "/*"}))(t)
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p, ExemptNamespaces: []string{"team-bob"}}})
 	hex := strings.Repeat("7", 64)
-	for _, name := range []string{hex, "Repo.test/App", "https://repo.test/app", "repo.test/app/"} {
+	for _, name := range []string{hex, "Repo.test/App", "https://repo.test/app", "repo.test/app/", long + "/app:12"} {
 		w.want(w.check(pod("bob"), name, image("sha256:"+hex, app+":1")), policy.Reverify, policy.ImageIDName)
 	}
+	w.want(w.check(pod("carol"), long+"/app:1", image("sha256:"+hex, long+"/app:1")), policy.Allow, policy.Allowlisted)
+	w.want(w.check(pod("carol"), long+"/app:12", image("sha256:"+hex, long+"/app:12")), policy.Reverify,
+		policy.ImageIDName)
 	w.want(w.check(pod("bob"), "sha256:7", image("sha256:"+hex, app+":1")), policy.Allow, policy.ExemptNamespace)
 	w.want(w.check(pod("carol"), "sha256:7", image("sha256:"+hex, app+":1")), policy.Reverify, policy.ImageIDName)
 	w.want(w.check(pod("carol"), "busybox", image("sha256:"+hex, "docker.io/library/busybox:latest")), policy.Allow,
