@@ -275,7 +275,7 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, configUsage)
 	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror and no webhook")
 	cmd.Flags().StringVar(&node.Kubeconfig, "kubeconfig", "",
-		"kubeconfig `file` for the check of webhooks; its identity must be allowed to list validatingwebhookconfigurations")
+		"kubeconfig `file` for the check of webhooks; its identity must be allowed to list webhook configurations")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		n := node

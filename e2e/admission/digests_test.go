@@ -97,6 +97,7 @@ func digests(r *row) {
 		_, err = pods.Create(r.Context(), tagged("probe", unsigned), dryRunOnly)
 		return denies(err, "not met")
 	})
+	r.wantDoctor("ok", "mutate.pullgate.dev", "https://"+h.Address+"/admission/mutate: reached")
 
 	// A pod by tag is stored by digest. A dry run says so too, and stores nothing.
 	note := func(place, image, digest string) string {

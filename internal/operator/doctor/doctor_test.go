@@ -885,10 +885,15 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-const list = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+const (
+	list     = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+	mutating = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+	none     = `{"items":[]}`
+)
 
 // register registers one webhook of pullgate by a client configuration, beside another one.
 func (c *cluster) register(clientConfig string) {
+	c.answers[mutating] = none
 	c.answers[list] = fmt.Sprintf(`{"kind":"ValidatingWebhookConfigurationList","items":[
 		{"metadata":{"name":"other"},"webhooks":[{"name":"other.test","failurePolicy":"Fail",
 			"clientConfig":{"url":"https://other.test/validate"}}]},
@@ -1005,7 +1010,7 @@ func TestWebhookOfAService(t *testing.T) {
 	type answers = map[string]string
 	headless := `{"spec":{"clusterIP":"None",` + ports + `}}`
 	external := `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`
-	none := strings.ReplaceAll(ready, "true", "false")
+	noneReady := strings.ReplaceAll(ready, "true", "false")
 	for name, tc := range map[string]struct {
 		answers answers
 		serve   string
@@ -1018,7 +1023,7 @@ func TestWebhookOfAService(t *testing.T) {
 		"another name":         {answers{service: external}, "elsewhere.test:8443", doctor.OK, ": reached"},
 		"endpoints unreadable": {answers{service: ip, slices: ""}, byIP, doctor.OK, ": reached"},
 		"no endpoint":          {answers{service: ip, slices: nothing}, byIP, doctor.Fail, "no ready endpoint"},
-		"none is ready":        {answers{service: ip, slices: none}, byIP, doctor.Fail, "no ready endpoint"},
+		"none is ready":        {answers{service: ip, slices: noneReady}, byIP, doctor.Fail, "no ready endpoint"},
 		"absent":               {answers{}, byIP, doctor.Fail, "the service does not exist"},
 		"not readable":         {answers{service: ""}, byIP, doctor.Unknown, "is not known: forbidden: " + service},
 		"not routed here":      {answers{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
@@ -1041,11 +1046,25 @@ func TestWebhookOfAService(t *testing.T) {
 func TestWebhooksThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.find(doctor.Unknown, "registered webhooks are not known: list ValidatingWebhookConfigurations: not found")
+	c.find(doctor.Unknown, "registered webhooks are not known: list validatingwebhookconfigurations: not found")
 	c.answers[list] = ""
 	c.find(doctor.Unknown, "forbidden: "+list, "its identity may list validatingwebhookconfigurations")
-	c.answers[list] = `{"items":[]}`
+	c.answers[list] = none
+	c.find(doctor.Unknown, "list mutatingwebhookconfigurations: not found")
+	c.answers[mutating] = none
 	c.find(doctor.OK, "no webhook of pullgate is registered")
+	c.register(strings.Replace(byURL, "validate", "mutate", 1))
+	c.answers[list], c.answers[mutating] = none, c.answers[list]
+	c.find(doctor.Fail, "pods.pullgate.dev of pullgate, https://localhost:8443/admission/mutate: not reachable")
+	c.serve("localhost:8443", c.authority, time.Time{}, func(s *httptest.Server) {
+		s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if refuser(w, r); r.URL.Path != "/admission/mutate" {
+				c.Errorf("GET %s; want the path of the configuration", r.URL.Path)
+			}
+		})
+	})
+	c.find(doctor.OK, "https://localhost:8443/admission/mutate: reached")
+	delete(c.hosts, "localhost:8443")
 	c.register(byURL)
 	c.answers[list] = strings.Replace(c.answers[list], "Ignore", "Fail", 1)
 	c.find(doctor.Fail, "no pod is created or changed", "delete the webhook")

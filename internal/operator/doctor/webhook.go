@@ -33,8 +33,6 @@ const (
 	maxAnswer = 16 << 20
 	// maxEndpoints is how many endpoints of a service are tried.
 	maxEndpoints = 3
-	// webhookPath is the path of the webhook of pullgate-policyd.
-	webhookPath = "/admission/validate"
 )
 
 // errUntested means that a webhook could not be tested from here, and that an API server may reach it.
@@ -47,23 +45,23 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 	case n.NoNetwork:
 		return unknown("run it without --no-network", "registered webhooks are not tested without a network")
 	}
-	var list admissionregistrationv1.ValidatingWebhookConfigurationList
+	const remediation = "check --kubeconfig: its API server must answer, and its identity may list "
 	api, err := apiServerOf(n.Kubeconfig)
-	if err == nil {
-		defer api.client.CloseIdleConnections()
-		err = api.get(ctx, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &list)
-		if err != nil {
-			err = fmt.Errorf("list ValidatingWebhookConfigurations: %w", err)
-		}
-	}
 	if err != nil {
-		return unknown("check --kubeconfig: its API server must answer, and its identity may list "+
-			"validatingwebhookconfigurations", "registered webhooks are not known: %v", err)
+		return unknown(remediation+"webhook configurations", "registered webhooks are not known: %v", err)
 	}
-	for _, c := range list.Items {
-		for _, w := range c.Webhooks {
-			if pathOf(w.ClientConfig) == webhookPath {
-				all = append(all, n.webhookFinding(ctx, api, c.Name, w)...)
+	defer api.client.CloseIdleConnections()
+	for _, resource := range []string{"validatingwebhookconfigurations", "mutatingwebhookconfigurations"} {
+		// What is read has the same names in both kinds.
+		var list admissionregistrationv1.ValidatingWebhookConfigurationList
+		if err := api.get(ctx, "/apis/admissionregistration.k8s.io/v1/"+resource, &list); err != nil {
+			return append(all, unknown(remediation+resource, "registered webhooks are not known: list %s: %v", resource, err)...)
+		}
+		for _, c := range list.Items {
+			for _, w := range c.Webhooks {
+				if path := pathOf(w.ClientConfig); path == "/admission/validate" || path == "/admission/mutate" {
+					all = append(all, n.webhookFinding(ctx, api, c.Name, w)...)
+				}
 			}
 		}
 	}
@@ -133,7 +131,7 @@ func (n Node) probe(
 	if at.elsewhere {
 		target += " at " + conn.RemoteAddr().String()
 	}
-	note, err = greet(ctx, conn, at.serverName, c.CABundle)
+	note, err = greet(ctx, conn, at.serverName, pathOf(c), c.CABundle)
 	return target, note, err
 }
 
@@ -166,7 +164,9 @@ func endpointOf(address string) (endpoint, error) {
 }
 
 // greet checks a certificate, makes a GET, which pullgate refuses, and closes the connection.
-func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byte) (note string, err error) {
+func greet(
+	ctx context.Context, conn net.Conn, serverName, path string, caBundle []byte,
+) (note string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, webhookPatience)
 	defer cancel()
 	defer func() { _ = conn.Close() }() // the answer was read
@@ -188,7 +188,7 @@ func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byt
 	dial := func(context.Context, string, string) (net.Conn, error) { return encrypted, nil }
 	transport := &http.Transport{DialTLSContext: dial, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+serverName+webhookPath, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+serverName+path, nil)
 	if err != nil {
 		return "", err
 	}
@@ -199,7 +199,7 @@ func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byt
 	case err != nil:
 		return "", err
 	case resp.StatusCode != http.StatusMethodNotAllowed || resp.Header.Get("Allow") != http.MethodPost:
-		err = fmt.Errorf("it answers %d to GET %s, as the webhook of pullgate does not", resp.StatusCode, webhookPath)
+		err = fmt.Errorf("it answers %d to GET %s, as the webhook of pullgate does not", resp.StatusCode, path)
 	}
 	return "", errors.Join(err, resp.Body.Close())
 }
