@@ -29,6 +29,7 @@ func TestAPIServer(t *testing.T) {
 		"resources":        resources,
 		"custom-resources": customResources,
 		"tekton":           tekton,
+		"argo":             argo,
 		"ephemeral":        ephemeral,
 		"deployment":       deployment,
 		"unchanged":        unchanged,

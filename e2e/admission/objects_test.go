@@ -48,13 +48,15 @@ spec: {spec: {securityContext: {%s: {require: false}}}}
 }
 
 // policies returns the files of a policy folder. Only the webhook two has those that need an API server.
-func policies(name string) map[string]string {
+func policies(t *testing.T, name string) map[string]string {
+	t.Helper()
 	all := map[string]string{"labels.yaml": labelsRestricted}
 	if name == clusterTwo {
 		all["network.yaml"] = restriction("network", "", "namespaces: [deployment, unchanged, mirror]", "hostNetwork")
 		const audit = ", annotations: {policy.pullgate.dev/mode: Audit}"
 		all["processes.yaml"] = restriction("processes", audit, "namespaces: [audit-mode]", "hostPID")
 		all["tasks.yaml"] = tasksByDigest
+		all["workflows.yaml"] = workflowsByDigest(t)
 		all["strict.yaml"] = restriction("strict", "", "namespaceSelector: {matchLabels: {tier: strict}}", "hostIPC")
 	}
 	return all

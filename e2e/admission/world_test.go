@@ -70,7 +70,7 @@ func begin(t *testing.T, release string) *world {
 		testkit.Must(t, os.MkdirAll(w.path(name), 0o700))
 		testkit.Must(t, w.backend.Kubeconfig(w.path(name+".kubeconfig"), name))
 		testkit.Must(t, os.WriteFile(w.path(name, "scanner.yaml"), w.imagePolicy(name), 0o600))
-		for file, text := range policies(name) {
+		for file, text := range policies(t, name) {
 			testkit.Must(t, os.WriteFile(w.path(name, file), []byte(text), 0o600))
 		}
 	}
