@@ -139,7 +139,7 @@ func argo(r *row) {
 	}
 	for _, place := range places {
 		check(r, denies(create(steps+fmt.Sprintf(place, byTag), dryRunOnly), `pullgate: workflows.argoproj.io argo/new: `+
-			`image "`+byTag+`": rule digests[0] of policy workflows requires that the image is named by a digest`))
+			`image "`+byTag+`": rule digests of policy workflows requires that the image is named by a digest`))
 		testkit.Must(r, create(steps+fmt.Sprintf(place, byDigest), dryRunOnly))
 	}
 	check(r, denies(create("{container: {image: '{{inputs.parameters.image}}'}}", dryRunOnly), "not a valid name"))

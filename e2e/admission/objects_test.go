@@ -31,7 +31,7 @@ metadata: {name: labels}
 binding:
   mode: Drop
   namespaces: [bodies, two-clusters, resources, custom-resources, ephemeral, dry-run, audit-mode, audit-log,
-    registration, timeout, service, files, tekton]
+    registration, timeout, service, files, tekton, argo]
 spec:
   metadata: {labels: {keyBlacklist: [forbidden]}}
   spec: {containers: [{securityContext: {privileged: {require: false}}}]}

@@ -973,6 +973,7 @@ func TestVerifyImage(t *testing.T) {
 		},
 		result: requirement.Result{
 			Reason: requirement.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2",
+			Conditions: []string{"denies: found 1"},
 		},
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
@@ -994,7 +995,8 @@ func TestVerifyImage(t *testing.T) {
 	}
 	signed, pinned := r.GetRules()[0], r.GetRules()[1]
 	if signed.GetMet() || signed.GetReason() != requirement.IdentityMismatch ||
-		signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
+		signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" ||
+		!slices.Equal(signed.GetConditions(), []string{"denies: found 1"}) {
 		t.Errorf("rule about signatures: %v; want what pullgate-policyd said", signed)
 	}
 	if pinned.GetMet() || pinned.GetReason() != "DIGEST_REQUIRED" || !pinned.GetAudit() ||

@@ -100,7 +100,7 @@ func resultOf(r *requirement.Rule, name imageref.Ref, v requirement.Report) *adm
 	for _, got := range v.Results {
 		if got.Requirement == r.Hash {
 			result.Met, result.Reason, result.Message, result.Digest = got.Met, got.Reason, text(got.Message), text(got.Digest)
-			result.Signers = all(got.Signers, text)
+			result.Signers, result.Conditions = all(got.Signers, text), all(got.Conditions, text)
 		}
 	}
 	return result

@@ -303,6 +303,9 @@ func verifiedRule(p *Page, rule *adminv1.VerifiedRule) {
 	if rule.GetReason() != "" {
 		p.Prose("         ", "%s: %s", rule.GetReason(), rule.GetMessage())
 	}
+	for _, c := range rule.GetConditions() {
+		p.Prose("         ", "%s", c)
+	}
 	if len(rule.GetSigners()) > 0 {
 		p.Prose("         ", "signed by %s", strings.Join(rule.GetSigners(), "; "))
 		p.Prose("         ", "signed digest %s", rule.GetDigest())

@@ -246,13 +246,17 @@ func (c *Compiled) Evaluate(ctx context.Context, document any, now time.Time) (R
 }
 
 // Describe returns a text for each condition: whether a document meets it at a time, what was found, and what is
-// wanted.
+// wanted; of a denial, whether the condition allows or denies.
 func (c *Compiled) Describe(ctx context.Context, document any, now time.Time) (texts []string) {
 	for _, b := range c.blocks {
 		for _, one := range slices.Concat(b.all, b.any) {
-			state := "not met"
+			states := [...]string{"met", "not met"}
+			if one.text.Denies != "" {
+				states = [...]string{"allows", "denies"}
+			}
+			state := states[1]
 			if one.evaluate(ctx, document, now).Met {
-				state = "met"
+				state = states[0]
 			}
 			key, _, err := one.operands(document, now)
 			texts = append(texts, state+": "+one.why(key, err))

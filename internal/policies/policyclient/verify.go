@@ -70,6 +70,7 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (require
 		result := requirement.Result{
 			Requirement: got.GetRequirement(), Met: got.GetMet(), Reason: got.GetReason(), Message: got.GetMessage(),
 			Signers: got.GetSigners(), Digest: got.GetDigest(), ReadsClock: got.GetReadsClock(),
+			Conditions: got.GetConditions(),
 		}
 		if until := got.GetUntil(); until != nil {
 			result.Until = until.AsTime()

@@ -57,6 +57,7 @@ func TestVerify(t *testing.T) {
 		Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",
 		Counts: true, Reason: "r",
 	}}
+	response.Results[1].Conditions = []string{"denies: found 1"}
 	asked := &verify{}
 	r := verifyRequest()
 	r.Credential = admission.Login{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"}
@@ -65,7 +66,10 @@ func TestVerify(t *testing.T) {
 	want := requirement.Report{
 		Results: []requirement.Result{
 			{Requirement: "v1:a", Met: true, Signers: []string{"key sha256:3"}, Digest: "sha256:2"},
-			{Requirement: "v1:b", Reason: requirement.SignatureMissing, Message: "no signature"},
+			{
+				Requirement: "v1:b", Reason: requirement.SignatureMissing, Message: "no signature",
+				Conditions: []string{"denies: found 1"},
+			},
 		},
 		Signatures: []requirement.Signature{{
 			Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",

@@ -351,16 +351,22 @@ func responseOf(v policyfiles.Version, report requirement.Report) *policyv1.Veri
 			}
 		}
 	}
+	texts := func(all []string) (fit []string) {
+		for _, c := range all {
+			if text := left.clean(c, maxSigner); text != "" {
+				fit = append(fit, text)
+			}
+		}
+		return fit
+	}
+	for i, r := range report.Results {
+		response.Results[i].Conditions = texts(r.Conditions)
+	}
 	for _, f := range report.Signatures[:min(len(report.Signatures), maxSignatures)] {
 		found := &policyv1.FoundSignature{
 			Repository: f.Repository, FoundBy: f.FoundBy, Digest: f.Digest, Subject: f.Subject, Counts: f.Counts,
 			Signer: left.clean(f.Signer, maxSigner), Reason: left.clean(f.Reason, maxSigner),
-			PredicateType: left.clean(f.PredicateType, maxSigner),
-		}
-		for _, c := range f.Conditions {
-			if text := left.clean(c, maxSigner); text != "" {
-				found.Conditions = append(found.Conditions, text)
-			}
+			PredicateType: left.clean(f.PredicateType, maxSigner), Conditions: texts(f.Conditions),
 		}
 		response.Signatures = append(response.Signatures, found)
 	}

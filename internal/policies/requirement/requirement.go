@@ -226,6 +226,9 @@ type Result struct {
 	// that this may be earlier, at a time that is not known.
 	Until      time.Time
 	ReadsClock bool
+	// Conditions has a text for each condition on the image: whether it denies, and what was found. Only where signatures
+	// are listed.
+	Conditions []string
 }
 
 // Unavailable reports whether the result is a failure, which says nothing about the image.

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -284,6 +285,28 @@ func TestTheListHasConditions(t *testing.T) {
 		!strings.Contains(strings.Join(found[0].Conditions, "\n"), "\nmet: ") &&
 			!strings.HasPrefix(found[0].Conditions[0], "met: ") {
 		t.Errorf("signatures %+v; want one with its conditions", found)
+	}
+}
+
+// A list has what each condition that denies was compared with, once, whether it denies or not; nothing else has it.
+func TestTheListHasConditionsThatDeny(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	m, i := withConfig(t, `{"os":"linux","config":{"User":"root"}}`)
+	attachKey(t, m, i.index, key)
+	c := newCheck(m, i, denying(t, key, "", "{all: [{key: '{{ image.config.os }}', operator: Equals, value: plan9}], any: ["+
+		"{key: '{{ image.config.config.User }}', operator: Equals, value: root}, "+
+		"{key: '{{ image.config.config.None }}', operator: Equals, value: 0}]}").Requirement)
+	if got := c.result(t).Conditions; got != nil {
+		t.Errorf("without a list: %q", got)
+	}
+	c.list = true
+	want := []string{
+		`allows: denied by us; found "linux"; denied by {{ image.config.os }} Equals plan9`,
+		`denies: denied by us; found "root"; denied by {{ image.config.config.User }} Equals root`,
+		"denies: denied by us; nothing found; denied by {{ image.config.config.None }} Equals 0",
+	}
+	if got := c.result(t).Conditions; !slices.Equal(got, want) {
+		t.Errorf("conditions\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -220,7 +220,11 @@ func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any
 		}
 	}
 	document := map[string]any{"image": image, "signatures": signatures, "attestations": attestations}
-	result, err := v.conditions.Evaluate(ctx, document, time.Now())
+	now := time.Now()
+	result, err := v.conditions.Evaluate(ctx, document, now)
+	if r.list && err == nil {
+		v.seen = unique(v.conditions.Describe(ctx, document, now))
+	}
 	if err == nil && !result.Met {
 		err = fmt.Errorf("the image %w: %s", errCondition, safetext.ASCII(result.Why, maxMiss))
 	}

@@ -25,6 +25,7 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 	var missing []*leaf
 	for _, s := range w.Requirement.Signers() {
 		l := r.leaves[s]
+		out.Conditions = append(out.Conditions, l.seen...)
 		if l.signer == "" {
 			missing = append(missing, l)
 			continue

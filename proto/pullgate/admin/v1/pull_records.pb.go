@@ -5781,7 +5781,9 @@ type VerifiedRule struct {
 	// Who has signed, of those that the rule names.
 	Signers []string `protobuf:"bytes,9,rep,name=signers,proto3" json:"signers,omitempty"`
 	// The digest of the manifest or index that is signed and leads to the image.
-	Digest        string `protobuf:"bytes,10,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest string `protobuf:"bytes,10,opt,name=digest,proto3" json:"digest,omitempty"`
+	// What its conditions on the image were compared with, one text for each, as far as they fit into the answer.
+	Conditions    []string `protobuf:"bytes,11,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5884,6 +5886,13 @@ func (x *VerifiedRule) GetDigest() string {
 		return x.Digest
 	}
 	return ""
+}
+
+func (x *VerifiedRule) GetConditions() []string {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
 }
 
 // ImageSignature is a signature that was found, valid or not.
@@ -6448,7 +6457,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\fdefault_rule\x18\x03 \x01(\v2\x1f.pullgate.admin.v1.VerifiedRuleR\vdefaultRule\x12A\n" +
 	"\n" +
 	"signatures\x18\x04 \x03(\v2!.pullgate.admin.v1.ImageSignatureR\n" +
-	"signatures\"\xf6\x01\n" +
+	"signatures\"\x96\x02\n" +
 	"\fVerifiedRule\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x12\n" +
@@ -6460,7 +6469,10 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\amessage\x18\b \x01(\tR\amessage\x12\x18\n" +
 	"\asigners\x18\t \x03(\tR\asigners\x12\x16\n" +
 	"\x06digest\x18\n" +
-	" \x01(\tR\x06digest\"\x8c\x02\n" +
+	" \x01(\tR\x06digest\x12\x1e\n" +
+	"\n" +
+	"conditions\x18\v \x03(\tR\n" +
+	"conditions\"\x8c\x02\n" +
 	"\x0eImageSignature\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x01 \x01(\tR\n" +

@@ -322,7 +322,10 @@ type VerifyResult struct {
 	Until *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=until,proto3" json:"until,omitempty"`
 	// Whether a condition depends on the time of day in a way that until does not express. The result then counts for the
 	// validity of endorsements, or for one hour.
-	ReadsClock    bool `protobuf:"varint,9,opt,name=reads_clock,json=readsClock,proto3" json:"reads_clock,omitempty"`
+	ReadsClock bool `protobuf:"varint,9,opt,name=reads_clock,json=readsClock,proto3" json:"reads_clock,omitempty"`
+	// What its conditions on the image were compared with, one text for each, as far as they fit into the answer; only
+	// where signatures are listed.
+	Conditions    []string `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -418,6 +421,13 @@ func (x *VerifyResult) GetReadsClock() bool {
 		return x.ReadsClock
 	}
 	return false
+}
+
+func (x *VerifyResult) GetConditions() []string {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
 }
 
 // Attestation is a statement that was signed.
@@ -881,7 +891,7 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\aresults\x18\x03 \x03(\v2 .pullgate.policy.v1.VerifyResultR\aresults\x12B\n" +
 	"\n" +
 	"signatures\x18\x04 \x03(\v2\".pullgate.policy.v1.FoundSignatureR\n" +
-	"signatures\"\xbe\x02\n" +
+	"signatures\"\xde\x02\n" +
 	"\fVerifyResult\x12 \n" +
 	"\vrequirement\x18\x01 \x01(\tR\vrequirement\x12\x10\n" +
 	"\x03met\x18\x02 \x01(\bR\x03met\x12\x16\n" +
@@ -892,7 +902,11 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\fattestations\x18\a \x03(\v2\x1f.pullgate.policy.v1.AttestationR\fattestations\x120\n" +
 	"\x05until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1f\n" +
 	"\vreads_clock\x18\t \x01(\bR\n" +
-	"readsClock\"L\n" +
+	"readsClock\x12\x1e\n" +
+	"\n" +
+	"conditions\x18\n" +
+	" \x03(\tR\n" +
+	"conditions\"L\n" +
 	"\vAttestation\x12%\n" +
 	"\x0epredicate_type\x18\x01 \x01(\tR\rpredicateType\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x8c\x02\n" +
