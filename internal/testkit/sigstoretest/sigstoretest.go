@@ -16,6 +16,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net/url"
+	"strconv"
 	"testing"
 	"time"
 
@@ -219,8 +220,8 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 	}
 	add(1, []byte(o.Issuer)) // what cosign reads for the older form
 	add(8, encoded)
-	for last, id := range map[int]string{2: "2", 3: "3", 5: "5", 6: "6"} {
-		add(last, []byte(o.Extensions[id]))
+	for id, value := range o.Extensions {
+		add(testkit.Value(strconv.Atoi(id))(tb), []byte(value))
 	}
 	issue := func() *x509.Certificate {
 		der := testkit.Value(x509.CreateCertificate(rand.Reader, template, a.Issuer, key.Public(), a.Key))(tb)

@@ -36,7 +36,7 @@ type leaf struct {
 	// attested is the digest of the statement that counts, and evaluated the result of its conditions.
 	attested  string
 	evaluated condition.Result
-	seen      []string // of each condition on the image; only with run.list
+	seen      []string  // of each condition on the image; only with run.list
 	counting  []counted // all that count, if a condition reads them
 }
 

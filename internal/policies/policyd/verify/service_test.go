@@ -132,7 +132,7 @@ func newService(t *testing.T, o verify.ServiceOptions, policies ...string) (
 	}
 	o.Requested = func(string) {}
 	o.OnPanic = func(value any, _ []byte) { t.Errorf("panic: %v", value) }
-	set := testkit.Value(policyfiles.Read(policyfiles.Paths{Folder: dir}))(t)
+	set := testkit.Value(policyfiles.Read(policyfiles.Paths{Folder: dir, TrustedRoot: o.Config.TrustedRoot}))(t)
 	s := testkit.Value(verify.NewService(o))(t)
 	t.Cleanup(s.Close)
 	return s, testkit.Value(s.Compile(set))(t), policyfiles.Requirements(set)
