@@ -1,44 +1,19 @@
 package verify_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
-	"github.com/pullgate/pullgate/pkg/imageref"
 )
-
-// A verifyingNode is a node whose verifications are those of a verifier.
-type verifyingNode struct {
-	*node
-
-	verifier *verify.Verifier
-}
-
-func (n verifyingNode) Verify(ctx context.Context, r policyclient.VerifyRequest) (requirement.Report, error) {
-	var want []*requirement.Rule
-	rules := n.requirements.Rules()
-	for i := range rules {
-		if slices.Contains(r.Requirements, rules[i].Hash) {
-			want = append(want, &rules[i])
-		}
-	}
-	image := verify.Image{Name: imageref.New(r.Name), ID: r.ImageID, Digests: r.Digests}
-	return n.verifier.Verify(ctx, image, want, admission.Login{}, false)
-}
 
 var pemBlock = regexp.MustCompile(`(?s)-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----`)
 
@@ -124,45 +99,23 @@ func TestProposalForPods(t *testing.T) {
 			Open: repositories{tc.repository: m}.open, TrustedRoot: root, Limits: c.Limits,
 		}))(t)
 		v.SetPlatform("linux/amd64")
-		w := &world{}
-		w.Service, w.rules, w.requirements = newService(t, verify.ServiceOptions{
-			Config: c, Verify: v.Verify,
-			Resolve: func(string, string) (string, error) { return i.index, nil },
-		}, policy)
+		n := newVerifyingNode(t, c, v, func(string, string) (string, error) { return i.index, nil }, policy)
 		image := tc.repository + "@" + i.index
 		if tc.tag {
 			image = tc.repository + ":1"
 		}
 		name := fmt.Sprintf("%s, %s (want %q)", tc.example, image, tc.want)
-		findings, undetermined := w.judge(t, image)
+		findings, undetermined := n.judge(t, image)
 		if got := refusal(findings); got != tc.want || len(undetermined) > 0 {
 			t.Errorf("%s: the webhook says %q, and cannot judge %q", name, got, undetermined)
 		}
-		n := verifyingNode{&node{w, map[endorsed]bool{}}, v}
-		e := policyclient.NewEndorser(w.requirements, policyclient.EndorserOptions{
-			Store: n, Verifier: n, State: policyclient.NewEndorserState(),
-		})
-		s := admission.Subject{
-			Pod: admission.Pod{Namespace: "team"}, Container: &admission.Container{Name: "c", Image: admission.Set(image)},
-			Image: admission.Image{ID: i.id, Requested: imageref.New(image)},
-		}
-		pull, start := refusal(e.PullVerifier(admission.Pull{}).Validate(t.Context(), s)), refusal(e.Validate(t.Context(), s))
-		if pull != tc.want && start != tc.want || (start == "") != (tc.want == "") {
+		if pull, start := n.use(t, image, i.id); pull != tc.want && start != tc.want || (start == "") != (tc.want == "") {
 			t.Errorf("%s: the node says %q at the pull, and %q at the start", name, pull, start)
 		}
 		// An image by tag gets the digest, where the example adds it.
-		digests, _, _ := w.digests(t, "team", tc.repository+":1")
+		digests, _, _ := n.digests(t, "team", tc.repository+":1")
 		if want := map[bool]string{true: i.index}[tc.example != "keyless" && tc.repository != "other.test/app"]; digests[0] != want {
 			t.Errorf("%s: gets the digest %q; want %q", name, digests[0], want)
 		}
 	}
-}
-
-// refusal returns the reason of findings that do not admit; "" if they do, or if there are none.
-func refusal(findings []admission.Finding) string {
-	if len(findings) == 0 {
-		return ""
-	}
-	reason, _ := admission.DecisionOf(findings).Refusal()
-	return string(reason)
 }
