@@ -74,6 +74,13 @@ func StartWebhook(
 	return &Webhook{StartPolicyd(tb, dir, policies, append(settings, https)...), address, authority.Pool()}
 }
 
+// Client returns a client that keeps its connections, as an API server does.
+func (h *Webhook) Client() *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: h.roots}, ForceAttemptHTTP2: true,
+	}}
+}
+
 // Post posts JSON to a path, on a connection of its own.
 func (h *Webhook) Post(ctx context.Context, path string, body io.Reader) (status int, answer string, err error) {
 	defer host.Catch(&err)

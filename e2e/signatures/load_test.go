@@ -1,0 +1,187 @@
+package signatures_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log" //nolint:depguard // the registry takes its logger
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
+
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/signing"
+)
+
+const (
+	loadImages, imagesOfPod = 50, 5
+	// loadRate is how many requests are sent in a second.
+	loadRate = 1000
+)
+
+// A load is a webhook that adds digests to, and verifies, the images of a registry.
+type load struct {
+	testing.TB
+	webhook *node.Webhook
+	client  *http.Client
+	bodies  [2][][]byte  // of pods by tag, and of the same by digest
+	busy    atomic.Int64 // requests that were refused, because others took too long on a machine with other work
+}
+
+var loadPaths = [2]string{"/admission/mutate", "/admission/validate"}
+
+func prepareLoad(tb testing.TB) *load {
+	tb.Helper()
+	images := httptest.NewServer(registry.New(registry.WithReferrersSupport(true),
+		registry.Logger(log.New(io.Discard, "", 0))))
+	tb.Cleanup(images.Close)
+	address, dir, key := images.Listener.Addr().String(), criproxytest.SocketDir(tb), sigstoretest.NewKey(tb)
+	keys := kyvernoKeys(0, string(sigstoretest.PublicPEM(tb, key)))
+	policy := kyvernoPolicy("load", address+"/", fmt.Sprintf("%s\n      mutateDigest: true\n      verifyDigest: true\n"+
+		"      attestations: [{type: %q, conditions: [{all: [{key: '{{ length(@) }}', operator: Equals, value: 0}]}]}]",
+		keys, scanType))
+	policies, hosts := filepath.Join(dir, "policies"), filepath.Join(dir, "hosts", address)
+	mirror := fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", images.URL)
+	testkit.Must(tb, os.MkdirAll(policies, 0o755), os.MkdirAll(hosts, 0o755),
+		os.WriteFile(filepath.Join(policies, "load.yaml"), []byte(policy), 0o644),
+		os.WriteFile(filepath.Join(hosts, "hosts.toml"), []byte(mirror), 0o644))
+	authority := testkit.Value(testkit.NewAuthority("authority of webhooks"))(tb)
+	at := fmt.Sprintf("127.0.0.1:%d", testkit.Value(host.FreePort())(tb))
+	l := &load{TB: tb, webhook: node.StartWebhook(tb, authority, at, filepath.Join(dir, "policyd"), policies,
+		"registries: {hostsDir: "+filepath.Dir(hosts)+"}")}
+	l.client = l.webhook.Client()
+	tb.Cleanup(l.client.CloseIdleConnections)
+	var names [2][]string
+	for i := range loadImages {
+		repository := testkit.Value(signing.Open(fmt.Sprintf("%s/team/app-%d", address, i), nil))(tb)
+		image := testkit.Value(repository.Image(tb.Context(), "1", fmt.Sprint("app ", i)))(tb)
+		repository.Sign(tb, key, image.Digest)
+		payload := sigstoretest.Statement{Predicate: scanType, Digests: []string{image.Digest}}.JSON(tb)
+		bundle := sigstoretest.BundleJSON(tb, sigstoretest.KeyBundle(tb, key, payload))
+		testkit.Must(tb, repository.Attach(tb.Context(), image.Digest, bundle, signing.BundleMediaType))
+		names[0] = append(names[0], image.Name)
+		names[1] = append(names[1], image.Name+"@"+image.Digest)
+	}
+	for kind, list := range names {
+		for some := range slices.Chunk(list, imagesOfPod) {
+			var containers []string
+			for i, image := range some {
+				containers = append(containers, fmt.Sprintf(`{"name":"c%d","image":%q,"env":[{"name":"A","value":%q}]}`, i, image,
+					strings.Repeat("a", 300)))
+			}
+			l.bodies[kind] = append(l.bodies[kind], fmt.Appendf(nil, `{"apiVersion":"admission.k8s.io/v1",`+
+				`"kind":"AdmissionReview","request":{"uid":"1","operation":"CREATE","namespace":"team-%d",`+
+				`"kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},"object":{"apiVersion":"v1",`+
+				`"kind":"Pod","metadata":{"name":"app"},"spec":{"containers":[%s]}}}}`,
+				len(l.bodies[kind]), strings.Join(containers, ",")))
+		}
+	}
+	return l
+}
+
+// post sends one of the requests. It returns an error unless the pod is admitted, or pullgate-policyd is busy.
+func (l *load) post(i int) error {
+	kind := i % 2
+	body := bytes.NewReader(l.bodies[kind][i/2%len(l.bodies[kind])])
+	req, err := http.NewRequestWithContext(l.Context(), http.MethodPost, "https://"+l.webhook.Address+loadPaths[kind], body)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := l.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	var review struct {
+		Response struct {
+			Allowed  bool
+			Patch    []byte
+			Warnings []string
+		}
+	}
+	if resp.StatusCode == http.StatusServiceUnavailable {
+		l.busy.Add(1)
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &review)
+	}
+	if r := review.Response; err == nil && (!r.Allowed || len(r.Warnings) > 0 || (kind == 0) != (len(r.Patch) > 0)) {
+		err = fmt.Errorf("%s: %s", loadPaths[kind], text)
+	}
+	return err
+}
+
+// send sends so many requests at loadRate, and returns how long each took, in order of length, and the whole.
+func (l *load) send(n int) (took []time.Duration, whole time.Duration) {
+	l.Helper()
+	took = make([]time.Duration, n)
+	var all sync.WaitGroup
+	began := time.Now()
+	for i := range n {
+		time.Sleep(time.Until(began.Add(time.Duration(i) * time.Second / loadRate)))
+		all.Go(func() {
+			sent := time.Now()
+			if err := l.post(i); err != nil {
+				l.Error(err)
+			}
+			took[i] = time.Since(sent)
+		})
+	}
+	all.Wait()
+	slices.Sort(took)
+	return took, time.Since(began)
+}
+
+// measure sends so many requests, and returns the p99 and the most memory that pullgate-policyd had.
+func (l *load) measure(n int) (p99 time.Duration, memory int) {
+	l.Helper()
+	for i := range 2 * len(l.bodies[0]) { // so that the caches have each image
+		testkit.Must(l, l.post(i))
+	}
+	took, whole := l.send(n)
+	u := testkit.Value(l.webhook.Usage())(l)
+	p99 = took[n*99/100]
+	l.Logf("%.0f requests in a second, %d refused, median %v, p99 %v, %v of CPU, %d MB of memory",
+		float64(n)/whole.Seconds(), l.busy.Load(), took[n/2], p99, u.Processor, u.Peak>>20)
+	if int(l.busy.Load()) > n/2 {
+		l.Error("most requests were refused")
+	}
+	return p99, u.Peak
+}
+
+// With a thousand requests in a second, pullgate-policyd has at most 150 MB of memory.
+func TestMemoryOfAThousandRequests(t *testing.T) {
+	const most = 150 << 20
+	if _, memory := prepareLoad(t).measure(3 * loadRate); memory > most {
+		t.Errorf("pullgate-policyd had %d MB of memory; want at most %d", memory>>20, most>>20)
+	}
+}
+
+// BenchmarkAThousandRequests measures the same for longer. Half of the requests are for /admission/mutate, half for
+// /admission/validate.
+//
+//	go test -run '^$' -bench AThousandRequests -benchtime 60000x ./signatures
+func BenchmarkAThousandRequests(b *testing.B) {
+	l := prepareLoad(b)
+	b.ResetTimer()
+	p99, memory := l.measure(b.N)
+	b.ReportMetric(float64(p99.Microseconds()), "p99-us")
+	b.ReportMetric(float64(memory>>20), "MB")
+}
