@@ -63,7 +63,7 @@ func CompileValidation(v *requirement.Validation) (*Compiled, field.ErrorList) {
 func compile(list []requirement.Conditions, place *field.Path, known []string) (*Compiled, field.ErrorList) {
 	c := &Compiled{}
 	var errs field.ErrorList
-	compile := func(list []requirement.Condition, at *field.Path) (all []condition) {
+	compile := func(list []requirement.Condition, at *field.Path, together bool) (all []condition) {
 		for i, text := range list {
 			at := at.Index(i)
 			if text.At != "" {
@@ -100,6 +100,10 @@ func compile(list []requirement.Conditions, place *field.Path, known []string) (
 			if value.parts == nil {
 				compiled.literal = newValue(value.literal)
 			}
+			if together && slices.ContainsFunc(all, compiled.contradicts) {
+				errs = append(errs, field.Invalid(at.Child("value"), text.Value, "is another one than that of a condition on the "+
+					"same key, so that nothing meets both"))
+			}
 			all = append(all, compiled)
 		}
 		return all
@@ -113,7 +117,8 @@ func compile(list []requirement.Conditions, place *field.Path, known []string) (
 		if len(b.All)+len(b.Any) == 0 {
 			errs = append(errs, field.Required(at, "must have all or any, with at least one condition"))
 		}
-		c.blocks = append(c.blocks, block{all: compile(b.All, at.Child("all")), any: compile(b.Any, at.Child("any"))})
+		c.blocks = append(c.blocks,
+			block{all: compile(b.All, at.Child("all"), true), any: compile(b.Any, at.Child("any"), false)})
 	}
 	if len(errs) > 0 {
 		return nil, errs
@@ -304,6 +309,18 @@ func (c condition) evaluate(ctx context.Context, document any, now time.Time) Re
 		r.Until, r.Open = c.end(document, v.any, now)
 	}
 	return r
+}
+
+// contradicts reports whether two conditions want one key to equal different texts, numbers or truth values.
+func (c condition) contradicts(o condition) bool {
+	exact := func(c condition) (key string, ok bool) {
+		key, ok = c.text.Key.(string)
+		v := c.literal.any
+		return key, ok && c.text.Operator == "Equals" && isScalar(v) && !strings.ContainsAny(asText(v), "*?")
+	}
+	a, first := exact(c)
+	b, second := exact(o)
+	return first && second && a == b && !equal(c.literal.any, o.literal.any, nil)
 }
 
 func (c condition) why(found any, err error) string {

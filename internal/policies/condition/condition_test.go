@@ -182,7 +182,7 @@ func TestEvaluate(t *testing.T) {
 
 func TestBlocks(t *testing.T) {
 	yes := conditions(t, "all", `{key: "{{ count }}", operator: Equals, value: 3}`)[0].All[0]
-	no := conditions(t, "all", `{key: "{{ count }}", operator: Equals, value: 4}`)[0].All[0]
+	no := conditions(t, "all", `{key: "{{ count }}", operator: GreaterThan, value: 3}`)[0].All[0]
 	type list = []requirement.Condition
 	for name, tc := range map[string]struct {
 		blocks []requirement.Conditions
@@ -323,6 +323,32 @@ func TestCompileRefuses(t *testing.T) {
 	many := conditions(t, "all", slices.Repeat([]string{`{key: "{{ a }}", operator: Equals, value: x}`}, 51)...)
 	if _, errs := compile(many); len(errs) != 1 || !strings.Contains(errs[0].Error(), "must have at most 50 items") {
 		t.Errorf("51 conditions: %v", errs)
+	}
+	equals := func(values ...string) []requirement.Conditions {
+		for i, v := range values {
+			values[i] = `{key: "{{ a }}", operator: Equals, value: ` + v + "}"
+		}
+		return conditions(t, "all", values...)
+	}
+	for _, list := range [][]requirement.Conditions{
+		equals("x", "y"), equals("x", "x", "1"), equals("true", "false"),
+		{{All: []requirement.Condition{{Key: "{{ a }}", Operator: "Equals", Value: 1.0}}, Any: nil}, equals("2")[0]},
+	} {
+		want := 1
+		if len(list) > 1 {
+			want = 0 // blocks are not compared
+		}
+		if _, errs := compile(list); len(errs) != want || want > 0 && !strings.Contains(errs[0].Error(), "nothing meets both") {
+			t.Errorf("%+v: %v", list, errs)
+		}
+	}
+	for _, list := range [][]requirement.Conditions{
+		equals("x", "'*'"), equals("x", `"{{ b }}"`), equals("'1'", "1"), equals("1k", "1000"), equals("[x]", "[y]"),
+		conditions(t, "any", `{key: "{{ a }}", operator: Equals, value: 1}`, `{key: "{{ a }}", operator: Equals, value: 2}`),
+	} {
+		if _, errs := compile(list); errs != nil {
+			t.Errorf("%+v: %v", list, errs)
+		}
 	}
 	if _, errs := compile([]requirement.Conditions{{}}); len(errs) != 1 {
 		t.Errorf("an empty block: %v", errs)

@@ -95,7 +95,7 @@ func TestOpposites(t *testing.T) {
 	// All of all and one of any deny.
 	for n := range 16 {
 		key := func(i int) requirement.Condition {
-			return of("Equals", map[bool]string{true: "a", false: "b"}[n>>i&1 == 1])
+			return of("AnyIn", map[bool]string{true: "a", false: "b"}[n>>i&1 == 1])
 		}
 		both, one := []requirement.Condition{key(0), key(1)}, []requirement.Condition{key(2), key(3)}
 		for _, tc := range []struct {
