@@ -130,7 +130,8 @@ func signedRestarts(s *scenario) {
 
 // A pod whose image has a fresh scan without findings runs. A newer scan is found in the background, so that pods start
 // after the first scan got too old, without the registry. When the newest scan is too old, new pods wait, those that
-// run continue, and a newer scan starts the others. While the registry is down, new pods start only with a grace.
+// run continue, and a newer scan starts the others. While the registry is down, new pods start only with a grace, which
+// ends when it is back.
 func scanned(s *scenario) {
 	const fresh = 90 * time.Second
 	registry := s.registry()
@@ -166,16 +167,23 @@ func scanned(s *scenario) {
 	time.Sleep(time.Until(taken.Add(fresh + time.Second)))
 	late := r.come(by("a", app), running)
 	s.waitForEvent(late.pod, `Failed to pull image|ErrImagePull`)
-	s.must(s.gate.Configure(append(s.admission(), "registryUnavailableGrace: 1h")...))
-	s.reload()
+	grace := func() {
+		s.must(s.gate.Configure(append(s.admission(), "registryUnavailableGrace: 1h")...))
+		s.reload()
+	}
+	grace()
 	r.runs("with an old scan, without a registry, with a grace", late)
 	s.configure()
 	old := r.come(by("a", app), running)
 	s.waitForEvent(old.pod, `Failed to pull image|ErrImagePull`)
 	s.must(registry.Up())
 	r.isDenied("with an old scan", old, `scan it again; found \\?"`)
+	grace()
+	graced := r.come(by("a", app), refused)
+	r.isDenied("with an old scan and a grace", graced, `scan it again; found \\?"`)
 	r.scan(app, 5)
 	r.runs("with a new scan", old)
+	r.runs("with a new scan and a grace", graced)
 	for name, o := range map[string]*outcome{"the 1st": good, "the 2nd": again, "the 3rd": renewed, "the 4th": late} {
 		if r.look(o).state != running {
 			s.Errorf("%s pod, which ran before its scan got too old: %s; want it running", name, o)
