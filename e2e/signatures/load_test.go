@@ -96,8 +96,8 @@ func prepareLoad(tb testing.TB) *load {
 // post sends one of the requests. It returns an error unless the pod is admitted, or pullgate-policyd is busy.
 func (l *load) post(i int) error {
 	kind := i % 2
-	body := bytes.NewReader(l.bodies[kind][i/2%len(l.bodies[kind])])
-	req, err := http.NewRequestWithContext(l.Context(), http.MethodPost, "https://"+l.webhook.Address+loadPaths[kind], body)
+	url, body := "https://"+l.webhook.Address+loadPaths[kind], l.bodies[kind][i/2%len(l.bodies[kind])]
+	req, err := http.NewRequestWithContext(l.Context(), http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

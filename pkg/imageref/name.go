@@ -40,6 +40,7 @@ func Parse(s string) (Name, error) {
 	return n, nil
 }
 
+//nolint:ireturn // as the package reference returns it
 func parse(s string, by func(string) (reference.Named, error)) (reference.Named, error) {
 	if len(s) > maxLength {
 		return nil, fmt.Errorf("image name %.80q…: longer than %d bytes", s, maxLength)

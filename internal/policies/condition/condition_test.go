@@ -338,7 +338,8 @@ func TestCompileRefuses(t *testing.T) {
 		if len(list) > 1 {
 			want = 0 // blocks are not compared
 		}
-		if _, errs := compile(list); len(errs) != want || want > 0 && !strings.Contains(errs[0].Error(), "nothing meets both") {
+		_, errs := compile(list)
+		if len(errs) != want || want > 0 && !strings.Contains(errs[0].Error(), "nothing meets both") {
 			t.Errorf("%+v: %v", list, errs)
 		}
 	}

@@ -293,9 +293,10 @@ func TestTheListHasConditionsThatDeny(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	m, i := withConfig(t, `{"os":"linux","config":{"User":"root"}}`)
 	attachKey(t, m, i.index, key)
-	c := newCheck(m, i, denying(t, key, "", "{all: [{key: '{{ image.config.os }}', operator: Equals, value: plan9}], any: ["+
+	rule := denying(t, key, "", "{all: [{key: '{{ image.config.os }}', operator: Equals, value: plan9}], any: ["+
 		"{key: '{{ image.config.config.User }}', operator: Equals, value: root}, "+
-		"{key: '{{ image.config.config.None }}', operator: Equals, value: 0}]}").Requirement)
+		"{key: '{{ image.config.config.None }}', operator: Equals, value: 0}]}")
+	c := newCheck(m, i, rule.Requirement)
 	if got := c.result(t).Conditions; got != nil {
 		t.Errorf("without a list: %q", got)
 	}

@@ -114,7 +114,8 @@ func TestProposalForPods(t *testing.T) {
 		}
 		// An image by tag gets the digest, where the example adds it.
 		digests, _, _ := n.digests(t, "team", tc.repository+":1")
-		if want := map[bool]string{true: i.index}[tc.example != "keyless" && tc.repository != "other.test/app"]; digests[0] != want {
+		adds := tc.example != "keyless" && tc.repository != "other.test/app"
+		if want := map[bool]string{true: i.index}[adds]; digests[0] != want {
 			t.Errorf("%s: gets the digest %q; want %q", name, digests[0], want)
 		}
 	}
