@@ -179,7 +179,7 @@ func scanned(s *scenario) {
 	s.must(registry.Up())
 	r.isDenied("with an old scan", old, `scan it again; found \\?"`)
 	grace()
-	graced := r.come(by("a", app), refused)
+	graced := r.come(by("a", app), running)
 	r.isDenied("with an old scan and a grace", graced, `scan it again; found \\?"`)
 	r.scan(app, 5)
 	r.runs("with a new scan", old)
