@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,9 @@ import (
 
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
@@ -240,6 +245,34 @@ func TestAttestationsAreReadOnce(t *testing.T) {
 	}
 	if one, ten := requests(1), requests(10); one != ten {
 		t.Errorf("%d requests for one requirement, %d for ten", one, ten)
+	}
+}
+
+// The folder of bundles has attestations too. No registry is asked.
+func TestAttestationsOfTheFolder(t *testing.T) {
+	key, dir := sigstoretest.NewKey(t), t.TempDir()
+	m, i := withImage(t)
+	write := func(path string, data []byte) {
+		path = filepath.Join(dir, path)
+		testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, data, 0o644))
+	}
+	write("blobs/sha256/"+i.manifest[len("sha256:"):], m.manifests[i.manifest])
+	client := testkit.Value(registry.New(registry.Options{Bundles: dir}))(t)
+	defer client.Close()
+	c := newCheck(m, i, attestedBy(t, key))
+	c.image.Digests = []string{repository + "@" + i.manifest}
+	c.options.Open = func(name string, login admission.Login) verify.Repository { return client.Repository(name, login) }
+	for name, tc := range map[string]struct {
+		scan
+		want string
+	}{
+		"fresh":            {scan{age: time.Hour}, "met"},
+		"old":              {scan{age: 25 * time.Hour}, "CONDITION_NOT_MET"},
+		"of another image": {scan{digest: digestOf(nil)}, "SIGNATURE_INVALID; not for this image"},
+	} {
+		bundle := sigstoretest.KeyBundle(t, key, tc.payload(t, i.manifest))
+		write("signatures/"+strings.Replace(i.manifest, ":", "-", 1)+"/scan.json", sigstoretest.BundleJSON(t, bundle))
+		t.Run(name, func(t *testing.T) { expect(t, c.result(t), tc.want) })
 	}
 }
 
