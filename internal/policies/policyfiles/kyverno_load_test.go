@@ -236,6 +236,14 @@ func TestKyvernoNotes(t *testing.T) {
 		!strings.Contains(p.Notes[1], "spec.failurePolicy: absent: an image whose digest cannot be read keeps its tag") {
 		t.Errorf("Load = %+v, %v; want a rule and two notes", p, err)
 	}
+	onPods := kyvernoVerification("validate: {deny: {conditions: {any: [{key: '{{ request.object.metadata.name }}', " +
+		"operator: Equals, value: a}]}}}")
+	p, err = kyverno.Load(onPods)
+	const alone = "conditions on request are judged by the webhook alone, and not at nodes"
+	if err != nil || len(p.Rules) != 1 || p.Rules[0].Object == nil || len(p.Notes) != 1 ||
+		!strings.Contains(p.Notes[0], alone) {
+		t.Errorf("Load = %+v, %v; want a rule on pods, and the note %s", p, err, alone)
+	}
 	for _, field := range []string{"failurePolicy: Fail", "webhookConfiguration: {failurePolicy: Ignore}"} {
 		p, err = kyverno.Load(strings.Replace(mutate, "spec: {", "spec: {"+field+", ", 1))
 		if err != nil || len(p.Notes) != 2 || strings.Contains(strings.Join(p.Notes, ""), "absent") {
