@@ -49,6 +49,7 @@ SAMPLED := $(addprefix ./internal/,records records/internal/boltfile policies/re
 # The same for single tests of other packages, and tests that do not run under the race detector.
 SAMPLED_TESTS := TestGateBeforeCRIO|TestDecisionsOverTheSocket|TestForwarding.*IsTransparent|Test.*NeverShareAResult
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestAPodCannotGuessPasswordsByThousands|TestSchedules
+SAMPLED_TESTS := $(SAMPLED_TESTS)|Test(CostOf|AmplificationIn)CEL
 
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e e2e/bench .ci/checks
@@ -92,7 +93,7 @@ race: ## run all tests of the main module under the race detector
 		go test -race -vet=off -count=1 -p 3 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
 	go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
 	go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^($(SAMPLED_TESTS))$$' \
-		./internal/gate ./internal/daemon ./pkg/criproxy
+		./internal/gate ./internal/daemon ./internal/policies/condition ./pkg/criproxy
 
 .PHONY: model
 model: ## run a million random operations, and check that no pod uses an image without access

@@ -25,7 +25,7 @@ import (
 
 const policyLong = `Write, test and show policies, which restrict the fields of pods (PodRestriction), have
 images reviewed by a backend (ImagePolicy), or require signatures of images (ClusterPolicy,
-ClusterImagePolicy). pullgated reads them from the folder
+ClusterImagePolicy, ImageValidatingPolicy). pullgated reads them from the folder
 admission.policies and enforces them at each creation of a sandbox or container.
 
 A first policy: print a preset into an empty folder, test it with the pods that you have,
@@ -34,7 +34,8 @@ reports.`
 
 func policyCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("policy", "Write, test and show policies for the fields of pods", policyLong,
-		policyListCommand(c), policyPresetCommand(c), policyTestCommand(c), policyVerifyCommand(c))
+		policyListCommand(c), policyPresetCommand(c), policyTestCommand(c), policyVerifyCommand(c),
+		policyConvertCommand(c))
 }
 
 func policyListCommand(c *cli.Console) *cobra.Command {
@@ -53,9 +54,9 @@ For each image review backend (ImagePolicy) the list has the effective defaultAl
 says whether images are admitted if the backend does not answer, and how long answers are
 kept. All backends of a namespace must allow an image.
 
-For each rule about signatures (ClusterPolicy, ClusterImagePolicy) the list has the images
-and namespaces that it is for, and who must have signed. All rules that match an image must
-be met.`,
+For each rule about signatures (ClusterPolicy, ClusterImagePolicy, ImageValidatingPolicy)
+the list has the images and namespaces that it is for, and who must have signed. All rules
+that match an image must be met.`,
 		Args: cobra.NoArgs,
 	}
 	return listing(c, cmd, cli.FormatFlag(cmd), &adminv1.ListPoliciesRequest{}, adminv1.PullRecordsClient.ListPolicies,

@@ -19,6 +19,12 @@ const fresh = "[{all: [{key: '{{ scanner }}', operator: Equals, value: trivy}, "
 	"{key: \"{{ time_since('', timestamp, '') }}\", operator: LessThan, value: 24h}, " +
 	"{key: '{{ Results[].Vulnerabilities[?CVSS.redhat.V3Score > `8.0`][] | length(@) }}', operator: Equals, value: 0}]}]"
 
+// freshCEL is the same in CEL.
+const freshCEL = "verifyAttestationSignatures(image, attestations.scan, [attestors.key]) > 0 && " +
+	"[extractPayload(image, attestations.scan).predicate].all(p, p.scanner == 'trivy' && " +
+	"time.now() - timestamp(p.timestamp) < duration('24h') && p.Results.all(r, r.Vulnerabilities.all(v, " +
+	"v.CVSS.redhat.V3Score <= 8.0)))"
+
 type scan struct {
 	age   time.Duration
 	score float64
@@ -81,7 +87,7 @@ func (o *oracle) attestationRows() []row {
 	)
 	for i := range all {
 		r := &all[i]
-		r.name, r.accepted = "attestation: "+r.name, verified(o.public)
+		r.name, r.accepted, r.expression = "attestation: "+r.name, verified(o.public), freshCEL
 		// The image itself need not be signed: the attestors are those of the attestation.
 		r.attestors = fmt.Sprintf("[]\n      attestations: [{predicateType: %q, attestors: %s, conditions: %s}]", scanType,
 			kyvernoKeys(0, o.public), fresh)

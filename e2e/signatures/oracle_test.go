@@ -11,8 +11,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 
@@ -25,6 +27,7 @@ type row struct {
 	name string
 	// attestors of the policy in Kyverno's dialect, and authorities in sigstore's; "" if the dialect cannot say it.
 	attestors, authorities string
+	expression             string // in CEL, about image; "" if there is none
 	// sign makes the image of the row, an index if it returns one, and its signatures.
 	sign func(*attempt)
 	// accepted is what cosign says; nil is whether it verifies the image with its own key.
@@ -90,16 +93,28 @@ func TestOracle(t *testing.T) {
 
 func (o *oracle) compare(t *testing.T, host string, login *node.Login) {
 	t.Helper()
-	policies := map[string]string{}
+	policies, conversions := map[string]string{}, 0
 	rows := o.rows()
 	for i, r := range rows {
 		name, repository := fmt.Sprintf("row-%d", i), fmt.Sprintf("%s/row-%d/app", host, i)
 		if r.attestors != "" {
 			policies[name+"-kyverno"] = kyvernoPolicy(name, repository, r.attestors)
+			// Conditions have no equivalent mostly.
+			file := policyfiles.File{Name: name, Data: []byte(policies[name+"-kyverno"])}
+			if converted, _, err := policyfiles.ConvertKyverno(file, time.Now()); err == nil {
+				policies[name+"-converted"] = string(converted[0])
+				conversions++
+			}
+		}
+		if r.expression != "" {
+			policies[name+"-cel"] = validatingPolicy(name+"-cel", repository, o.public, r.expression)
 		}
 		if r.authorities != "" {
 			policies[name+"-sigstore"] = sigstorePolicy(name, repository, r.authorities)
 		}
+	}
+	if conversions < len(rows)/3 {
+		t.Errorf("%d of %d policies have a conversion", conversions, len(rows))
 	}
 	w := start(t, policies, o.trustedRoot)
 	for i, r := range rows {

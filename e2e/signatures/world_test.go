@@ -97,6 +97,21 @@ spec:
 `, name, repository, attestors)
 }
 
+func validatingPolicy(name, repository, public, expression string) string {
+	return fmt.Sprintf(`apiVersion: policies.kyverno.io/v1
+kind: ImageValidatingPolicy
+metadata: {name: %s}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  matchImageReferences: [{glob: "%s*"}]
+  validationConfigurations: {mutateDigest: false, verifyDigest: false}
+  attestors: [{name: key, cosign: {key: {data: %q}, ctlog: {insecureIgnoreTlog: true}}}]
+  attestations: [{name: scan, intoto: {type: %q}}]
+  validations: [{expression: %q}]
+`, name, repository, public, scanType, "images.containers.all(image, "+expression+")")
+}
+
 func sigstorePolicy(name, repository, authorities string) string {
 	return fmt.Sprintf(`apiVersion: policy.sigstore.dev/v1beta1
 kind: ClusterImagePolicy

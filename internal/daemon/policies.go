@@ -188,7 +188,7 @@ func (p *policies) compiled(set *policyfiles.Set) error {
 // expressions are what pullgate-policyd compiles of a rule.
 type expressions struct {
 	requirement string // its hash, if it has conditions
-	object      *requirement.Validation
+	object      [2]*requirement.Validation
 	paths       []requirement.ImagePath
 }
 
@@ -196,14 +196,14 @@ type expressions struct {
 // verify nothing by the new one. What no node enforces does not delay others unless they need pullgate-policyd.
 func expressionsOf(set *policyfiles.Set, all bool) (list []expressions) {
 	for _, r := range policyfiles.AllRules(set) {
-		e := expressions{object: r.Object}
+		e := expressions{object: [2]*requirement.Validation{r.Object, r.Selects}}
 		if r.Requirement != nil && r.Requirement.HasConditions() {
 			e.requirement = r.Hash
 		}
 		if r.Custom != nil {
 			e.paths = r.Custom.Paths
 		}
-		if all && !reflect.DeepEqual(e, expressions{}) || r.Custom == nil && e.requirement != "" {
+		if all && !reflect.DeepEqual(e, expressions{}) || r.AtNode() && e.requirement != "" {
 			list = append(list, e)
 		}
 	}

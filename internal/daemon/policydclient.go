@@ -215,7 +215,7 @@ type signatureSet struct {
 func (p *policies) useSignatures(set *policyfiles.Set) {
 	s := signatureSet{version: policyfiles.VersionOf(set)}
 	if set != nil {
-		s.rules = policyfiles.Requirements(set)
+		s.rules = policyfiles.Requirements(set).AtNode()
 	}
 	if len(s.rules.Rules()) > 0 {
 		s.endorser = policyclient.NewEndorser(s.rules, policyclient.EndorserOptions{

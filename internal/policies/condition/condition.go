@@ -18,7 +18,8 @@ import (
 
 // Compiled conditions can be evaluated. They are immutable. The zero value is met by every document.
 type Compiled struct {
-	blocks []block
+	blocks  []block
+	program *program // nil if there is none
 }
 
 type block struct{ all, any []condition }
@@ -50,6 +51,13 @@ func Compile(s *requirement.Statement) (*Compiled, field.ErrorList) {
 
 // CompileValidation is Compile for conditions on what was collected about an image, or on a pod.
 func CompileValidation(v *requirement.Validation) (*Compiled, field.ErrorList) {
+	if v.Program != nil {
+		p, errs := compileProgram(v.Program)
+		if errs != nil {
+			return nil, errs
+		}
+		return &Compiled{program: p}, nil
+	}
 	c, errs := compile(v.Conditions, nil, v.Reads)
 	seen := map[string]bool{} // a condition can be there several times; see requirement.Conditions.Opposite
 	return c, slices.DeleteFunc(errs, func(e *field.Error) bool {
@@ -222,10 +230,18 @@ type Result struct {
 	// Why names the first condition that is not met, with its message and what was found. What was seen comes before
 	// the condition, because messages are cut.
 	Why string
+	// Lacks is, of a program, what the validation that failed has asked for and was not found.
+	Lacks []Lack
 }
+
+// A Lack is a signature of an attestor, or its attestation, that was not found.
+type Lack struct{ Attestor, Attestation string }
 
 // Evaluate compares a document, as encoding/json decodes it, at a time. The error is that of ctx.
 func (c *Compiled) Evaluate(ctx context.Context, document any, now time.Time) (Result, error) {
+	if c.program != nil {
+		return c.program.pod(ctx, document)
+	}
 	r := Result{Met: true}
 	for _, b := range c.blocks {
 		all := Result{Met: true}
@@ -449,9 +465,11 @@ func Check(rules []requirement.Rule) error {
 		if c := rules[i].Custom; c != nil {
 			report(checkPaths(c.Paths))
 		}
-		if v := rules[i].Object; v != nil {
-			_, invalid := CompileValidation(v)
-			report(invalid)
+		for _, v := range []*requirement.Validation{rules[i].Object, rules[i].Selects} {
+			if v != nil {
+				_, invalid := CompileValidation(v)
+				report(invalid)
+			}
 		}
 		if rules[i].Requirement == nil {
 			continue

@@ -14,4 +14,8 @@
 // are compared as durations if both are, else as quantities or numbers, else as times. Other texts are equal or not,
 // and none is before another. In Equals, AnyIn and their kin * and ? in a text of the file are wildcards; in a text of
 // the document they are not.
+//
+// A program has conditions in CEL, on what was found about one image or on a pod. It declares only what is known at its
+// place; on images, its validations must say the same about a list as about each image. What cannot be evaluated, and
+// what costs more than kube-apiserver allows, is not met.
 package condition

@@ -26,6 +26,10 @@ func (o operand) variables(known []string) error {
 
 // Reads reports whether an expression of the conditions reads a variable, such as image.config.
 func (c *Compiled) Reads(variable string) bool {
+	if p := c.program; p != nil {
+		return variable == "signatures" || variable == "attestations" && p.payloads != nil ||
+			strings.HasPrefix(variable, "image.") && p.readsImage
+	}
 	reads := func(o operand) bool {
 		return slices.ContainsFunc(o.parts, func(p part) bool {
 			return p.expression != nil && slices.ContainsFunc(variables(p.node), func(name string) bool {

@@ -78,11 +78,11 @@ func (p *policies) reviewPod(ctx context.Context, s review.Subject) []admission.
 	return all
 }
 
-func (p *policies) judgeObject(ctx context.Context, o verify.Object) []admission.Finding {
+func (p *policies) judgeObject(ctx context.Context, o verify.Object) (f []admission.Finding, u verify.Unselected) {
 	if set := p.current.Load(); set != nil {
 		return p.signatures.JudgeObject(ctx, set.rules, o)
 	}
-	return nil
+	return nil, u
 }
 
 func (p *policies) digests(ctx context.Context, namespace string, images []verify.Tagged) (
@@ -112,7 +112,9 @@ func (p *policies) judgeCustom(ctx context.Context, o verify.CustomObject) *veri
 	return c
 }
 
-func (p *policies) judgeImages(ctx context.Context, namespace string, images []string, template bool) (
+func (p *policies) judgeImages(ctx context.Context, namespace string, images []string, template bool,
+	unselected verify.Unselected,
+) (
 	findings []admission.Finding, undetermined []string,
 ) {
 	set := p.current.Load()
@@ -122,5 +124,5 @@ func (p *policies) judgeImages(ctx context.Context, namespace string, images []s
 	if set.rules.Verifies() {
 		sockets.Wait(ctx)
 	}
-	return p.signatures.Judge(ctx, set.rules, namespace, images, template)
+	return p.signatures.Judge(ctx, set.rules, namespace, images, template, unselected)
 }

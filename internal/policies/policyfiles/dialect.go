@@ -54,11 +54,8 @@ func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirem
 	slices.SortFunc(all, func(a, b dialectPolicy) int { return cmp.Compare(a.Name, b.Name) })
 	for _, p := range all {
 		loaded.Rules, loaded.Custom = append(loaded.Rules, p.Rules...), append(loaded.Custom, p.Custom...)
-		if w := &loaded.Webhook; len(p.Rules)+len(p.Custom) > 0 {
-			if w.FailurePolicy != "Fail" && p.Webhook.FailurePolicy != "" {
-				w.FailurePolicy = p.Webhook.FailurePolicy
-			}
-			w.TimeoutSeconds = max(w.TimeoutSeconds, p.Webhook.TimeoutSeconds)
+		if len(p.Rules)+len(p.Custom) > 0 {
+			loaded.Webhook.Merge(p.Webhook)
 		}
 	}
 	return loaded, nil
@@ -82,6 +79,8 @@ func decodeDialect[S any](d *strictyaml.Decoder, data []byte, versions []string,
 	}
 	p := dialectPolicy{Name: doc.Metadata.Name, checker: checker{Errs: errs, Incomplete: len(errs) > 0}}
 	p.header(doc.APIVersion, doc.Kind, versions, kind, doc.Metadata.Name)
+	p.InvalidIf(doc.Metadata.Namespace != "" && kind != NamespacedIVPKind, field.NewPath("metadata", "namespace"),
+		doc.Metadata.Namespace, "must be absent; the kind "+kind+" is for the whole cluster")
 	if doc.Spec == nil {
 		p.Required(field.NewPath("spec"), noSpec)
 	}
@@ -90,6 +89,7 @@ func decodeDialect[S any](d *strictyaml.Decoder, data []byte, versions []string,
 
 type dialectMetadata struct {
 	Name        string            `json:"name"`
+	Namespace   string            `json:"namespace"`
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
 }

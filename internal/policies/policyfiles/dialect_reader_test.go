@@ -238,11 +238,14 @@ func fieldsOf(parent string, of reflect.Type, seen map[reflect.Type]bool) (field
 func TestDocumentedFields(t *testing.T) {
 	checkFields(t, "Kyverno", reflect.TypeFor[policyfiles.KyvernoDocument]())
 	checkFields(t, "Sigstore", reflect.TypeFor[policyfiles.CIPDocument]())
+	checkFields(t, "ImageValidatingPolicy", reflect.TypeFor[policyfiles.IVPDocument]())
 }
 
 // The first example of each dialect in the manual is one rule without notes.
 func TestDocumentedExamples(t *testing.T) {
-	for has, dialect := range map[string]dialect{"kyverno.io/v1": kyverno, "policy.sigstore.dev/v1beta1": cip} {
+	for has, dialect := range map[string]dialect{
+		"kyverno.io/v1": kyverno, "policy.sigstore.dev/v1beta1": cip, "policies.kyverno.io/v1": ivp,
+	} {
 		found := 0
 		for _, text := range strings.Split(readFile(t, signaturesPage), "```yaml\n")[1:] {
 			text, _, _ = strings.Cut(text, "```")

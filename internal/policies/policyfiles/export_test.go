@@ -1,7 +1,8 @@
 package policyfiles
 
-// The files of both dialects as they are written.
+// The files of all dialects as they are written.
 type (
 	KyvernoDocument = kyvernoDocument
 	CIPDocument     = cipDocument
+	IVPDocument     = ivpDocument
 )

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -46,6 +47,8 @@ func kinds() []kind {
 		{BackendKind, nil, backends},
 		{KyvernoKind, []string{KyvernoVersion}, signatures(LoadKyverno)},
 		{CIPKind, cipVersions(), signatures(LoadCIP)},
+		{IVPKind, ivpVersions(), signatures(LoadIVP)},
+		{NamespacedIVPKind, ivpVersions(), signatures(LoadNamespacedIVP)},
 	}
 }
 
@@ -88,6 +91,10 @@ func kindOf(data []byte) (string, error) {
 			return k.name, nil
 		}
 	}
+	if h.Kind == "PolicyException" {
+		return "", errors.New("kind: Unsupported value: \"PolicyException\": exceptions are not supported; write the " +
+			"policies so that they do not match")
+	}
 	if near := strictyaml.Nearest(h.Kind, names); near != "" {
 		return "", fmt.Errorf("kind: Unsupported value: %q: did you mean %s?", h.Kind, near)
 	}
@@ -121,13 +128,13 @@ func SignatureNotes(s *Set) (notes []string) {
 // Webhook returns what the policies of a folder require of the webhook.
 func Webhook(s *Set) (w requirement.Webhook) {
 	for _, p := range signaturePolicies(s) {
-		w = cmp.Or(w, p.Webhook) // only one dialect has the fields
+		w.Merge(p.Webhook)
 	}
 	return w
 }
 
 // SignatureKinds returns the kinds of policies about signatures.
-func SignatureKinds() []string { return []string{KyvernoKind, CIPKind} }
+func SignatureKinds() []string { return []string{KyvernoKind, CIPKind, IVPKind, NamespacedIVPKind} }
 
 // NeedSignatures reports whether a rule requires signatures, and whether one relies on the trusted root.
 func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {

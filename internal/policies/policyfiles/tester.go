@@ -96,8 +96,9 @@ func (p *Tester) test(pod TestPod) TestedPod {
 		File: pod.File, Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name, Admitted: true,
 		AcceptedBy: []string{}, Violations: []TestViolation{}, NotJudged: []string{},
 	}
+	atNode := p.options.From != restriction.Admission
 	for _, i := range pod.Images() {
-		t.addImage(i, Requirements(p.Set).For(pod.Namespace, imageref.New(i.Name)))
+		t.addImage(i, Requirements(p.Set).For(pod.Namespace, imageref.New(i.Name)), atNode)
 	}
 	if p.options.From == restriction.Admission {
 		view, containers := pod.AtAdmission()
@@ -123,7 +124,15 @@ func (p *Tester) judge(pod admission.Pod, containers, others []admission.Contain
 	return Restrictions(p.Set).Judge(&pod, containers, options)
 }
 
-func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
+func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules, atNode bool) {
+	if atNode {
+		rules.Rules = slices.DeleteFunc(slices.Clone(rules.Rules), func(r *requirement.Rule) bool {
+			if r.Selects != nil {
+				t.notJudged("%s is for some pods, which the webhook selects", r)
+			}
+			return r.Selects != nil
+		})
+	}
 	rules.Pinned = rules.AddsDigest()
 	name := imageref.New(i.Name)
 	judged := rules.Judge(name)
@@ -148,7 +157,7 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 			}
 			t.notJudged("%s %s image %q", r, what, i.Name)
 		}
-		if r.Object != nil {
+		if r.Object != nil || r.Selects != nil {
 			t.notJudged("%s has conditions on pods, which the webhook judges", r)
 		}
 	}

@@ -62,7 +62,7 @@ func (s *Signer) canonical() string {
 		parts = append(parts, s.Statement.canonical())
 	}
 	if s.Image != nil {
-		parts = append(parts, call("image", canonicalConditions(s.Image.Conditions)...))
+		parts = append(parts, s.Image.canonical())
 	}
 	return call("signed", parts...)
 }

@@ -24,6 +24,7 @@ const (
 // docker.io. One without a tag matches all tags. A name with a digest matches whatever the tag of the pattern is.
 type Pattern struct {
 	text     string
+	tagged   bool     // see ByTag
 	prefixes []string // of all names that match, so that few names are compared with match
 	match    *regexp.Regexp
 }
@@ -52,16 +53,21 @@ func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 		return Pattern{}, errors.New("must have only letters, digits, the characters . _ - / : and the wildcards " + allowed)
 	}
 	var alternatives, prefixes []string
+	tagged := false
 	for _, full := range spellOut(s, syntax) {
 		alternatives = append(alternatives, expression(full, wildcards)+`(?:[:@][^/]*)?`)
 		prefix := full
 		if repository, ok := withoutTag(full); ok {
+			tagged = true
 			alternatives = append(alternatives, expression(repository, wildcards)+`@[^/]*`)
 			prefix = repository
 		}
 		prefixes = append(prefixes, prefix[:len(prefix)-len(strings.TrimLeft(prefix, letters))])
 	}
-	p := Pattern{text: s, prefixes: prefixes, match: regexp.MustCompile(`\A(?:` + strings.Join(alternatives, "|") + `)\z`)}
+	p := Pattern{
+		text: s, tagged: tagged, prefixes: prefixes,
+		match: regexp.MustCompile(`\A(?:` + strings.Join(alternatives, "|") + `)\z`),
+	}
 	if !p.matchesAnything() {
 		return Pattern{}, errors.New("matches no image name; a name is as in repo.test/team/app:1, and lower case after " +
 			"the registry")
@@ -129,6 +135,9 @@ func (p Pattern) matchesAnything() bool {
 	}
 	return false
 }
+
+// ByTag reports whether it can depend on the tag whether an image name matches.
+func (p Pattern) ByTag() bool { return p.tagged }
 
 // Matches reports whether an image name matches.
 func (p Pattern) Matches(n imageref.Name) bool { return p.matchesAny(spellings(n)) }

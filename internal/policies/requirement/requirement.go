@@ -95,12 +95,18 @@ func (r *Requirement) NeedsSignature() bool {
 	return r.Met(func(*Signer) bool { return true }) && !r.Met(func(*Signer) bool { return false })
 }
 
-// Signers returns the leaves that a signature decides, in the order of the policy.
+// Signers returns the leaves that a signature decides, in the order of the policy. Those behind a leaf with a program
+// are its evidence.
 func (r *Requirement) Signers() []*Signer {
-	if r.SignedBy != nil {
-		return []*Signer{r.SignedBy}
-	}
 	var all []*Signer
+	if s := r.SignedBy; s != nil {
+		all = append(all, s)
+		if s.Image != nil && s.Image.Program != nil {
+			for i := range s.Image.Program.Evidence {
+				all = append(all, s.Image.Program.Evidence[i].By.Signers()...)
+			}
+		}
+	}
 	for i := range r.Of {
 		all = append(all, r.Of[i].Signers()...)
 	}
@@ -170,6 +176,8 @@ func (s *Signer) String() string {
 		return fmt.Sprintf("an attestation of type %s by %s", s.Statement.PredicateType, &signer)
 	}
 	switch {
+	case s.Image != nil && s.Image.Program != nil:
+		return "an image that meets the validations"
 	case s.Image != nil:
 		return "an image that no condition denies"
 	case s.Key != nil:

@@ -45,8 +45,13 @@ type Rule struct {
 	// Requirement is nil if the rule only requires a digest or has a default. A Requirement that a static authority
 	// decides is not nil; see NeedsSignature.
 	Requirement *Requirement
-	// Object has conditions on the pod, which only a webhook judges.
-	Object        *Validation
+	// Object has conditions on the pod, which only a webhook judges. Selects has conditions without which the rule is not
+	// for a pod, so that only a webhook enforces the rule; see AtNode.
+	Object, Selects *Validation
+	// Partly says that the rule can be not for an image that matches Images: expressions decide. Default does not count
+	// such a match.
+	Partly bool
+
 	RequireDigest bool    // The pod must name the image by a digest.
 	MutateDigest  bool    // The webhook adds the digest to an image of a pod that has only a tag.
 	FailClosed    bool    // The failure policy is Fail: without a digest that it should get, a pod is denied.
@@ -58,6 +63,9 @@ type Rule struct {
 
 // NeedsSignature reports whether a signature decides whether an image meets the rule; see Requirement.NeedsSignature.
 func (r *Rule) NeedsSignature() bool { return r.Requirement != nil && r.Requirement.NeedsSignature() }
+
+// AtNode reports whether nodes enforce the rule.
+func (r *Rule) AtNode() bool { return r.Custom == nil && r.Selects == nil }
 
 // Requires describes what the rule requires, "" if it only requires a digest or has a default.
 func (r *Rule) Requires() string {
@@ -245,6 +253,14 @@ type Webhook struct {
 	TimeoutSeconds int64  // the longest of all policies, from 1 to 30
 }
 
+// Merge adds what another policy requires.
+func (w *Webhook) Merge(o Webhook) {
+	if w.FailurePolicy != "Fail" {
+		w.FailurePolicy = cmp.Or(o.FailurePolicy, w.FailurePolicy)
+	}
+	w.TimeoutSeconds = max(w.TimeoutSeconds, o.TimeoutSeconds)
+}
+
 // A Set has the rules of all policies. It is immutable, and may be used concurrently. A nil Set has no rules.
 type Set struct{ rules []Rule }
 
@@ -269,6 +285,14 @@ func newSet(trustedRoot string, lists [][]Rule) *Set {
 	return s
 }
 
+// AtNode returns the rules that a node enforces. Their order is kept.
+func (s *Set) AtNode() *Set {
+	if s == nil {
+		return nil
+	}
+	return &Set{slices.DeleteFunc(slices.Clone(s.rules), func(r Rule) bool { return !r.AtNode() })}
+}
+
 // Rules returns all rules. The caller must not modify them.
 func (s *Set) Rules() []Rule {
 	if s == nil {
@@ -288,7 +312,7 @@ type ImageRules struct {
 	Pinned bool
 	// Default is set if no rule matches the image and a rule for the namespace says what happens then. DefaultRule is
 	// one that says it, and an enforced one if there is any. For an enforced default only enforced rules count as
-	// matching, and for both only rules that require a signature or have a default themselves.
+	// matching, and for both only rules that require a signature or have a default themselves, and are not Partly.
 	Default     Default
 	DefaultRule *Rule
 }
@@ -335,7 +359,7 @@ func (c candidates) apply(image imageref.Ref) ImageRules {
 			continue
 		}
 		a.Rules = append(a.Rules, r)
-		if r.Requirement != nil || r.Default != NoDefault {
+		if !r.Partly && (r.Requirement != nil || r.Default != NoDefault) {
 			matched = matched || r.Mode == Enforce
 			audited = true
 		}

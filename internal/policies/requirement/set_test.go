@@ -117,6 +117,15 @@ func TestDefaults(t *testing.T) {
 			"team", "nginx",
 			"deny Enforce a",
 		},
+		{
+			"a rule matches perhaps",
+			[]requirement.Rule{
+				rule(t, "a", "repo.test/*", with(deny, 0)),
+				rule(t, "b", "*", func(r *requirement.Rule) { r.Partly = true }),
+			},
+			"team", "nginx",
+			"deny Enforce a",
+		},
 		{"in another namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "other", "nginx", ""},
 		{"in the namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "team", "nginx", "deny Enforce a"},
 		{"in an unknown namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "", "nginx", "deny Enforce a"},

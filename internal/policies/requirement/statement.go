@@ -46,9 +46,10 @@ type Condition struct {
 	Denies, At string
 }
 
-// A Validation has conditions, all of which must be met.
+// A Validation has conditions, all of which must be met, or a program.
 type Validation struct {
 	Conditions []Conditions
+	Program    *Program
 	// Reads are the variables that the conditions may name, such as image.config; see package condition.
 	Reads []string
 }
@@ -112,6 +113,13 @@ func (r *Requirement) HasConditions() bool {
 // ReadsStatements reports whether a leaf requires a statement.
 func (r *Requirement) ReadsStatements() bool {
 	return slices.ContainsFunc(r.Signers(), func(s *Signer) bool { return s.Statement != nil })
+}
+
+func (v *Validation) canonical() string {
+	if v.Program != nil {
+		return v.Program.canonical()
+	}
+	return call("image", canonicalConditions(v.Conditions)...)
 }
 
 func (s *Statement) canonical() string {

@@ -69,6 +69,18 @@ func (t Text) Matches(s string) bool {
 	return t.match != nil && t.match.MatchString(s)
 }
 
+// Forms returns the text that is matched, or the RE2 expression that must match all of it; the other one is "".
+func (t Text) Forms() (exactly, re2 string) {
+	switch t.form {
+	case noText, exactText:
+		return t.pattern, ""
+	case globText:
+		return "", `(?s)` + expression(t.pattern, map[string]string{"*": ".*", "?": "."})
+	case regexpText:
+	}
+	return "", t.pattern
+}
+
 func (t Text) overlaps(o Text) bool {
 	switch {
 	case t.form == exactText:

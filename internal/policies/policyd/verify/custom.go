@@ -104,7 +104,8 @@ func (s *Service) JudgeCustom(ctx context.Context, rules *Rules, o CustomObject)
 	}
 	all := slices.Sorted(maps.Keys(images))
 	object := Object{Namespace: o.Namespace, Operation: o.Operation, Images: all, JSON: o.JSON, Custom: true}
-	c.Findings = append(c.Findings, judgeObject(ctx, rules, object, rulesFor)...)
+	found, _ := judgeObject(ctx, rules, object, rulesFor) // no rule selects
+	c.Findings = append(c.Findings, found...)
 	namespace := o.Namespace // alone, because the object is large
 	c.Judge = func(ctx context.Context) []admission.Finding {
 		findings, _ := s.judge(ctx, rules, namespace, all, rulesFor) // nothing is undetermined by such rules

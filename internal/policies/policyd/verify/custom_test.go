@@ -192,7 +192,7 @@ func TestCustomResourcesThatCannotBeVerified(t *testing.T) {
 				strings.Contains(messages(got), "the node verifies") || strings.Contains(messages(got), "canary") {
 				t.Errorf("%s: %s %q; want %s with %s", name, describe(got), messages(got), want, tc.why)
 			}
-			if !strings.Contains(w.logged(t), "Signatures of a custom resource could not be verified, no node verifies them") {
+			if !strings.Contains(w.logged(t), "Signatures could not be verified, no node verifies them") {
 				t.Errorf("%s: the log has %q", name, w.logged(t))
 			}
 		}

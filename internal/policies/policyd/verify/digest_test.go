@@ -175,7 +175,7 @@ func TestTemplatesOfPodsThatGetDigests(t *testing.T) {
 		"digest.test/app:1": "Deny DIGEST_REQUIRED digest", "digest.test/pinned:1": "Admit digest",
 		"digest.test/pinned:1@" + someDigest: "Admit digest",
 	} {
-		findings, _ := w.Judge(t.Context(), w.rules, "team", []string{image}, true)
+		findings, _ := w.Judge(t.Context(), w.rules, "team", []string{image}, true, nil)
 		if got := describe(findings); got != want {
 			t.Errorf("%s in a template: %q; want %q", image, got, want)
 		}
@@ -184,7 +184,7 @@ func TestTemplatesOfPodsThatGetDigests(t *testing.T) {
 		"{name: pin, annotations: {pod-policies.kyverno.io/autogen-controllers: none}}", 1)
 	only := newWorld(t, fmt.Sprintf(digest, ""), podsOnly)
 	for image, want := range map[string]string{"app": "Deny DIGEST_REQUIRED digest", "pinned": "Admit digest"} {
-		findings, _ := only.Judge(t.Context(), only.rules, "team", []string{"digest.test/" + image + ":1"}, true)
+		findings, _ := only.Judge(t.Context(), only.rules, "team", []string{"digest.test/" + image + ":1"}, true, nil)
 		if got := describe(findings); got != want {
 			t.Errorf("%s in a template, with a rule that is for pods only: %q; want %q", image, got, want)
 		}

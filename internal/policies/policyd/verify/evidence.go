@@ -50,8 +50,9 @@ const maxEvidence = 1 << 20
 
 // A counted signature or statement is one that counts for a leaf.
 type counted struct {
-	names     map[string]any // as conditions read them
-	predicate json.RawMessage
+	names              map[string]any // as conditions read them
+	predicate, subject json.RawMessage
+	kind, digest       string // of the statement
 }
 
 // keep keeps what counts for a leaf, if a condition reads it. Of predicates that are too large it keeps nothing, and
@@ -68,11 +69,12 @@ func (r *run) keep(l *leaf, s *signature) {
 	}
 	if want := l.signed.Statement; want != nil {
 		c.names["predicateType"] = want.PredicateType
+		c.kind, c.digest = s.statement.Type, s.payloadDigest
 		if r.needs.attestations {
-			if r.kept += len(s.statement.Predicate); r.kept > maxEvidence {
+			if r.kept += len(s.statement.Predicate) + len(s.statement.Subject); r.kept > maxEvidence {
 				return
 			}
-			c.predicate = slices.Clone(s.statement.Predicate)
+			c.predicate, c.subject = slices.Clone(s.statement.Predicate), slices.Clone(s.statement.Subject)
 		}
 	}
 	l.counting = append(l.counting, c)
@@ -181,6 +183,7 @@ func (r *run) describe(ctx context.Context) (image map[string]any, end func(), e
 	for _, l := range r.order {
 		for _, c := range l.counting {
 			count(c.predicate)
+			count(c.subject)
 		}
 	}
 	if err != nil {
@@ -198,6 +201,9 @@ func (r *run) describe(ctx context.Context) (image map[string]any, end func(), e
 }
 
 func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any) (condition.Result, error) {
+	if v.signed.Image.Program != nil {
+		return r.judgeProgram(ctx, v, image)
+	}
 	signatures, attestations := []any{}, []any{}
 	for _, s := range v.of.Signers() {
 		if l := r.leaves[s]; r.needs.all && l.err != nil { // what it would count is not known
@@ -229,4 +235,71 @@ func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any
 		err = fmt.Errorf("the image %w: %s", errCondition, safetext.ASCII(result.Why, maxMiss))
 	}
 	return result, err
+}
+
+// A reasoned error has the reason of a result.
+type reasoned struct {
+	error
+
+	reason string
+}
+
+// judgeProgram judges conditions in CEL.
+func (r *run) judgeProgram(ctx context.Context, v validation, image map[string]any) (condition.Result, error) {
+	documents := map[string]any{"config": image["config"], "manifest": image["manifest"]} // names differ from Kyverno's
+	e := condition.Evidence{
+		Repository: r.repository, Documents: documents, Signed: map[string]bool{}, Statements: map[string][]condition.Said{},
+	}
+	for _, of := range v.signed.Image.Program.Evidence {
+		if of.Attestation == "" {
+			e.Signed[of.Attestor] = r.metBy(&of.By)
+			continue
+		}
+		list := e.Statements[of.Attestation]
+		for _, s := range of.By.Signers() {
+			for _, c := range r.leaves[s].counting {
+				i := slices.IndexFunc(list, func(s condition.Said) bool { return s.Digest == c.digest })
+				if i < 0 {
+					i, list = len(list), append(list, condition.Said{Digest: c.digest, Document: c.document()})
+				}
+				list[i].By = append(list[i].By, of.Attestor)
+			}
+		}
+		e.Statements[of.Attestation] = list
+	}
+	result, err := v.conditions.EvaluateImage(ctx, e)
+	if err != nil || result.Met {
+		return result, err
+	}
+	why, reason := result.Why, requirement.ConditionNotMet
+	for _, of := range v.signed.Image.Program.Evidence {
+		if !slices.Contains(result.Lacks, condition.Lack{Attestor: of.Attestor, Attestation: of.Attestation}) {
+			continue
+		}
+		if reason == requirement.ConditionNotMet {
+			reason = requirement.SignatureMissing
+		}
+		if of.Attestation != "" && rank(reason) < rank(requirement.AttestationMissing) {
+			reason = requirement.AttestationMissing
+		}
+		for _, s := range of.By.Signers() {
+			if l := r.leaves[s]; rank(l.miss.reason) > rank(reason) {
+				reason = l.miss.reason
+				why += "; " + l.miss.text
+			}
+		}
+	}
+	return result, &reasoned{fmt.Errorf("the image %w: %s", errCondition, safetext.ASCII(why, maxMiss)), reason}
+}
+
+// document returns a statement as extractPayload does.
+func (c counted) document() map[string]any {
+	document := map[string]any{"_type": c.kind, "predicateType": c.names["predicateType"]}
+	for name, data := range map[string]json.RawMessage{"predicate": c.predicate, "subject": c.subject} {
+		var value any
+		if data != nil && json.Unmarshal(data, &value) == nil {
+			document[name] = value
+		}
+	}
+	return document
 }

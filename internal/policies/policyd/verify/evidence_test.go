@@ -454,12 +454,12 @@ spec:
 			Namespace: "ns", Operation: "CREATE", Images: []string{"repo.test/a:1", "repo.test/b:1"},
 			JSON: []byte(pod),
 		}
-		found := s.JudgeObject(t.Context(), rules, o)
+		found, _ := s.JudgeObject(t.Context(), rules, o)
 		if (want == "") != (len(found) == 0) || want != "" && !strings.Contains(found[0].Message, want) {
 			t.Errorf("%s: %+v; want %q", pod, found, want)
 		}
 		o.Images = []string{"other.test/a:1"}
-		if found := s.JudgeObject(t.Context(), rules, o); len(found) > 0 {
+		if found, _ := s.JudgeObject(t.Context(), rules, o); len(found) > 0 {
 			t.Errorf("an image of no rule: %+v", found)
 		}
 	}

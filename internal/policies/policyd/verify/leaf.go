@@ -38,21 +38,34 @@ type leaf struct {
 	evaluated condition.Result
 	seen      []string  // of each condition on the image; only with run.list
 	counting  []counted // all that count, if a condition reads them
+	evidence  bool      // the leaf alone decides nothing; see requirement.Program
 }
 
 type miss struct{ reason, text string }
 
-func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
+// compiled returns conditions on images, which are compiled once.
+func (v *Verifier) compiled(of *requirement.Validation) (*condition.Compiled, error) {
+	if known, ok := v.conditions.Load(of); ok {
+		if c, ok := known.(*condition.Compiled); ok {
+			return c, nil
+		}
+	}
+	c, invalid := condition.CompileValidation(of)
+	if invalid != nil {
+		return nil, invalid.ToAggregate()
+	}
+	v.conditions.Store(of, c)
+	return c, nil
+}
+
+func (v *Verifier) newLeaf(s *requirement.Signer) *leaf {
 	l := &leaf{signed: s}
 	if s.Image != nil {
-		var invalid field.ErrorList
-		if l.conditions, invalid = condition.CompileValidation(s.Image); invalid != nil {
-			l.err = invalid.ToAggregate()
-		}
+		l.conditions, l.err = v.compiled(s.Image)
 		return l
 	}
 	var m *material
-	if m, l.err = newMaterial(s, trusted); l.err != nil {
+	if m, l.err = newMaterial(s, v.trusted); l.err != nil {
 		return l
 	}
 	if s.Statement != nil {

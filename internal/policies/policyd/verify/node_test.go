@@ -104,7 +104,7 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			if r.IntN(10) == 0 {
 				image = []string{"abcdef", someDigest, "A.test/app:B:C"}[r.IntN(3)]
 			}
-			findings, undetermined := w.Judge(t.Context(), w.rules, "team", []string{image}, false)
+			findings, undetermined := w.Judge(t.Context(), w.rules, "team", []string{image}, false, verify.Unselected{})
 			webhook := len(findings) == 0 || admission.DecisionOf(findings).Admitted()
 			s := admission.Subject{
 				Pod: admission.Pod{Namespace: "team"}, Container: &admission.Container{Name: "c", Image: admission.Set(image)},

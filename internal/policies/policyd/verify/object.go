@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -23,48 +24,66 @@ type Object struct {
 	Template, Custom     bool // not a pod: the template of one, or an object of a custom resource
 }
 
+// Unselected are rules that are not for a pod.
+type Unselected map[*requirement.Rule]bool
+
+// Both returns the rules that are for neither of two pods.
+func (u Unselected) Both(o Unselected) Unselected {
+	both := maps.Clone(u)
+	maps.DeleteFunc(both, func(r *requirement.Rule, _ bool) bool { return !o[r] })
+	return both
+}
+
 // compileObjects ignores conditions with errors, which condition.Check reports: they are not met.
 func (r *Rules) compileObjects() {
-	r.objects = map[*requirement.Rule]*condition.Compiled{}
-	for _, all := range [][]requirement.Rule{r.set.Rules(), r.custom.Rules()} {
-		for i := range all {
-			if v := all[i].Object; v != nil {
-				r.objects[&all[i]], _ = condition.CompileValidation(v)
+	r.objects = map[*requirement.Validation]*condition.Compiled{}
+	for _, rule := range slices.Concat(r.set.Rules(), r.custom.Rules()) {
+		for _, v := range []*requirement.Validation{rule.Object, rule.Selects} {
+			if v != nil {
+				r.objects[v], _ = condition.CompileValidation(v)
 			}
 		}
 	}
 }
 
-// JudgeObject returns a finding for each rule whose conditions on the pod are not met, for one of its images. It does
-// not decode the object if there is no such rule.
-func (s *Service) JudgeObject(ctx context.Context, rules *Rules, o Object) (findings []admission.Finding) {
+// JudgeObject returns a finding for each rule whose conditions on the pod are not met, for one of its images, and the
+// rules that are not for the pod. It does not decode the object if there is no such rule.
+func (s *Service) JudgeObject(ctx context.Context, rules *Rules, o Object) ([]admission.Finding, Unselected) {
 	return judgeObject(ctx, rules, o, func(image string) requirement.ImageRules {
 		return applied(rules.set.For(o.Namespace, imageref.New(image)), o.Template)
 	})
 }
 
 func judgeObject(ctx context.Context, rules *Rules, o Object, rulesFor func(image string) requirement.ImageRules) (
-	findings []admission.Finding,
+	findings []admission.Finding, unselected Unselected,
 ) {
 	if len(rules.objects) == 0 {
-		return nil
+		return nil, unselected
 	}
+	unselected = Unselected{}
 	document := sync.OnceValue(o.document)
 	judged := map[*requirement.Rule]bool{}
 	for _, image := range slices.Compact(slices.Sorted(slices.Values(o.Images))) {
 		for _, r := range rulesFor(image).Rules {
-			conditions, ok := rules.objects[r]
-			if !ok || judged[r] {
+			if judged[r] || r.Object == nil && r.Selects == nil {
 				continue
 			}
 			judged[r] = true
+			if c := rules.objects[r.Selects]; r.Selects != nil && c != nil && !c.Selects(ctx, document()) {
+				unselected[r] = true
+				continue
+			}
+			conditions, ok := rules.objects[r.Object]
+			if !ok {
+				continue
+			}
 			if why := o.unmet(ctx, conditions, document()); why != "" {
 				findings = append(findings, r.Finding(admission.Deny, admission.ConditionNotMet, fmt.Sprintf(
 					"image %q: %s is not met: %s", safetext.Shorten(image, requirement.MaxText), r, safetext.ASCII(why, maxMiss))))
 			}
 		}
 	}
-	return findings
+	return findings, unselected
 }
 
 // document returns nil for what cannot be decoded.
@@ -73,7 +92,7 @@ func (o Object) document() map[string]any {
 	if json.Unmarshal(o.JSON, &object) != nil || object == nil {
 		return nil
 	}
-	return map[string]any{"request": map[string]any{
+	return map[string]any{"template": o.Template, "request": map[string]any{
 		"namespace": o.Namespace, "operation": o.Operation, "object": object,
 	}}
 }

@@ -27,16 +27,18 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 		l := r.leaves[s]
 		out.Conditions = append(out.Conditions, l.seen...)
 		if l.signer == "" {
-			missing = append(missing, l)
+			if !l.evidence {
+				missing = append(missing, l)
+			}
 			continue
 		}
-		if s.Image == nil {
+		if s.Image == nil && l.digest != "" { // it was verified
 			out.Signers = append(out.Signers, l.signer)
 		}
 		if out.Digest == "" {
 			out.Digest = l.digest
 		}
-		if s.Statement != nil {
+		if s.Statement != nil && l.digest != "" {
 			out.Attestations = append(out.Attestations,
 				requirement.Attestation{PredicateType: s.Statement.PredicateType, Digest: l.attested})
 		}

@@ -98,8 +98,10 @@ func (r *run) signed(of *requirement.Requirement) bool {
 	})
 }
 
-func (r *run) met(w *requirement.Rule) bool {
-	return w.Requirement.Met(func(s *requirement.Signer) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
+func (r *run) met(w *requirement.Rule) bool { return r.metBy(w.Requirement) }
+
+func (r *run) metBy(of *requirement.Requirement) bool {
+	return of.Met(func(s *requirement.Signer) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
 }
 
 func (r *run) manifest(ctx context.Context, repository, reference string) (data []byte, digest string, err error) {
@@ -166,6 +168,9 @@ func (r *run) failed(ctx context.Context, repository string, err error) {
 
 // reasonOf returns the reason of an error. What a signature says comes before a limit that it exceeds.
 func reasonOf(err error) string {
+	if r, ok := errors.AsType[*reasoned](err); ok {
+		return r.reason
+	}
 	for _, known := range []struct {
 		err    error
 		reason string

@@ -118,9 +118,9 @@ type Rules struct {
 	set             *requirement.Set
 	trusted         bool // there is a trusted root
 	verify, webhook Func
-	objects         map[*requirement.Rule]*condition.Compiled // conditions on pods and custom resources
-	custom          *requirement.Set                          // rules for custom resources
-	paths           map[string]*condition.Path                // where they name images; nil if there is an error
+	objects         map[*requirement.Validation]*condition.Compiled // conditions on pods and custom resources
+	custom          *requirement.Set                                // rules for custom resources
+	paths           map[string]*condition.Path                      // where they name images; nil if there is an error
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.

@@ -152,7 +152,7 @@ func (w *world) request(name string) verify.Request {
 
 func (w *world) judge(t *testing.T, images ...string) (findings []admission.Finding, undetermined []string) {
 	t.Helper()
-	return w.Judge(t.Context(), w.rules, "team", images, false)
+	return w.Judge(t.Context(), w.rules, "team", images, false, verify.Unselected{})
 }
 
 // logged returns the last line of the log.
@@ -325,7 +325,7 @@ func TestRulesForPodsAreNotForTemplates(t *testing.T) {
 	const pods = `metadata: {name: digest, annotations: {pod-policies.kyverno.io/autogen-controllers: none}}`
 	w := newWorld(t, strings.Replace(fmt.Sprintf(digest, ""), "metadata: {name: digest}", pods, 1))
 	for template, want := range map[bool]string{false: "Deny DIGEST_REQUIRED digest", true: ""} {
-		got, _ := w.Judge(t.Context(), w.rules, "team", []string{"digest.test/app:1"}, template)
+		got, _ := w.Judge(t.Context(), w.rules, "team", []string{"digest.test/app:1"}, template, verify.Unselected{})
 		if describe(got) != want {
 			t.Errorf("template %v: %s; want %q", template, describe(got), want)
 		}
@@ -456,7 +456,8 @@ func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
 	}()
 	said := map[string]bool{}
 	for _, address := range []string{closed.Addr().String(), open.Addr().String(), "169.254.169.254:80"} {
-		_, undetermined := s.Judge(t.Context(), rules, "mallory", []string{address + "/latest/meta-data:1"}, false)
+		_, undetermined := s.Judge(t.Context(), rules, "mallory", []string{address + "/latest/meta-data:1"}, false,
+			verify.Unselected{})
 		said[strings.ReplaceAll(strings.Join(undetermined, "; "), address, "ADDR")] = true
 	}
 	if connected.Load() > 0 {
@@ -477,7 +478,7 @@ func TestSlowVerificationIsKnownLater(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
-		got, undetermined := w.Judge(ctx, w.rules, "", []string{"r.test/app:1"}, false)
+		got, undetermined := w.Judge(ctx, w.rules, "", []string{"r.test/app:1"}, false, verify.Unselected{})
 		if len(got) > 0 || len(undetermined) != 1 || !strings.Contains(w.logged(t), "not finished in time") {
 			t.Errorf("%s, %q; want a sentence", describe(got), undetermined)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/containerd/platforms"
@@ -34,12 +35,14 @@ type Options struct {
 	Limits      config.SignatureLimits
 }
 
-// A Verifier verifies signatures of images. It is safe for concurrent use and keeps nothing between calls.
+// A Verifier verifies signatures of images. It is safe for concurrent use, and keeps nothing but compiled conditions
+// between calls.
 type Verifier struct {
 	Options
 
-	trusted  *root.TrustedRoot // nil if there is none
-	platform platforms.MatchComparer
+	trusted    *root.TrustedRoot // nil if there is none
+	platform   platforms.MatchComparer
+	conditions sync.Map // compiled, by *requirement.Validation
 }
 
 // New returns a Verifier. It is an error if the trusted root is not valid or has expired.
@@ -83,8 +86,16 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.
 		seen: map[place]bool{}, evaluated: map[evaluation]evaluated{},
 	}
 	for _, w := range want {
+		without, evidence := false, false // of a program, which may be not for the image
 		for _, s := range w.Requirement.Signers() {
-			l := newLeaf(s, v.trusted)
+			l := v.newLeaf(s)
+			l.evidence = evidence && s.Image == nil
+			evidence = evidence || s.Image != nil && s.Image.Program != nil
+			if without = without || s.Image != nil && l.err == nil && !l.conditions.Applies(ctx, image.Name); without {
+				l.signer = s.String()
+				r.leaves[s] = l
+				continue
+			}
 			if l.err != nil {
 				l.miss = missOf(l.err)
 			}

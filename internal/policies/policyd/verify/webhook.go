@@ -24,11 +24,16 @@ const maxLogged = 10
 
 // Judge returns a finding for each image and rule that applies, and a sentence for each image that cannot be judged
 // here; it is not denied. template says that the images are those of a pod template: some rules are for pods only.
-func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (
+// Rules that are unselected do not apply.
+func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool,
+	unselected Unselected,
+) (
 	findings []admission.Finding, undetermined []string,
 ) {
 	return s.judge(ctx, rules, namespace, images, func(image string) requirement.ImageRules {
-		return applied(rules.set.For(namespace, imageref.New(image)), template)
+		of := applied(rules.set.For(namespace, imageref.New(image)), template)
+		of.Rules = slices.DeleteFunc(slices.Clone(of.Rules), func(r *requirement.Rule) bool { return unselected[r] })
+		return of
 	})
 }
 
@@ -92,8 +97,8 @@ type answer struct {
 	err error
 }
 
-// judge returns the findings of rules, and a sentence for each that cannot be judged; for custom resources it is a
-// denial instead. trusted says that this process has a trusted root. What the registry did is in the log alone: a
+// judge returns the findings of rules, and a sentence for each that cannot be judged; if no node enforces the rule, it
+// is a denial instead. trusted says that this process has a trusted root. What the registry did is in the log alone: a
 // tenant could tell by it what is at an address.
 func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (
 	findings []admission.Finding, undetermined []string,
@@ -112,8 +117,8 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 			name, r, why)
 		log := log.WithValues("image", name.String(), "rule", r, "reason", safetext.Shorten(unknown, requirement.MaxText))
 		switch {
-		case unknown != "" && r.Custom != nil: // no node verifies them, unless the images get into pods of another rule
-			log.Info("Signatures of a custom resource could not be verified, no node verifies them")
+		case unknown != "" && !r.AtNode(): // unless the images get into pods of another rule
+			log.Info("Signatures could not be verified, no node verifies them")
 			findings = append(findings, r.Finding(admission.Deny, admission.SignatureMissing, text))
 		case unknown != "":
 			log.Info("Skipping signatures that could not be verified, the node verifies them")

@@ -183,6 +183,8 @@ type answer struct {
 	warnings []string // sentences about images whose signatures are not judged here, or that keep their tags
 	patch    []byte   // of an object that is changed, in JSON
 	digests  string   // notes of what was added
+	// unselected are the rules that are not for the pod.
+	unselected verify.Unselected
 }
 
 func invalidAnswer(text string) answer { return answer{outcome: Invalid, text: text} }
@@ -390,7 +392,8 @@ func (h *Handler) object(ctx context.Context, q *question, a answer, images []st
 	case len(images) > maxContainers+maxVolumes:
 		return invalidAnswer(tooManyParts)
 	}
-	findings := h.options.Object(ctx, verify.Object{
+	var findings []admission.Finding
+	findings, a.unselected = h.options.Object(ctx, verify.Object{
 		Namespace: q.Namespace, Operation: string(q.Operation), Images: images, JSON: data, Template: !q.pods,
 	})
 	if len(findings) == 0 {
@@ -413,7 +416,7 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, images 
 		ctx = half
 	}
 	q.release()
-	findings, undetermined := h.options.Signatures(ctx, q.Namespace, images, !q.pods)
+	findings, undetermined := h.options.Signatures(ctx, q.Namespace, images, !q.pods, a.unselected)
 	a.warnings = undetermined
 	if len(findings) == 0 {
 		return a
@@ -525,7 +528,15 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		all.decision.Findings = append(all.decision.Findings, a.decision.Findings...)
 		all.decision.PolicyHash, all.decision.Exemption = a.decision.PolicyHash, a.decision.Exemption
 		added := q.newImages(pod, old)
-		if o := h.object(ctx, q, a, added, t.Data); o.denies() {
+		o := h.object(ctx, q, a, added, t.Data)
+		switch {
+		case len(added) == 0:
+		case len(images) == 0:
+			all.unselected = o.unselected
+		default:
+			all.unselected = all.unselected.Both(o.unselected)
+		}
+		if o.denies() {
 			if len(templates) > 1 {
 				o.text = t.At + ": "
 			}

@@ -40,7 +40,7 @@ func (j *customJudge) Custom(_ context.Context, o verify.CustomObject) *verify.C
 	return &verify.Custom{
 		Unchanged: j.unchanged, Findings: j.findings,
 		Judge: func(ctx context.Context) []admission.Finding {
-			findings, _ := j.Judge(ctx, o.Namespace, []string{image}, true)
+			findings, _ := j.Judge(ctx, o.Namespace, []string{image}, true, nil)
 			return findings
 		},
 	}

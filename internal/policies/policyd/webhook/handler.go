@@ -53,7 +53,7 @@ type Options struct {
 	// Review asks the backends of image reviews about a pod. It returns at least one finding; none denies.
 	Review func(context.Context, review.Subject) []admission.Finding
 	// Signatures returns the findings of rules about signatures; see verify.Service.Judge.
-	Signatures func(ctx context.Context, namespace string, images []string, template bool) (
+	Signatures func(ctx context.Context, namespace string, images []string, template bool, u verify.Unselected) (
 		findings []admission.Finding, undetermined []string,
 	)
 	// Digests returns what rules add to images of pods; see verify.Service.Digests.
@@ -61,7 +61,7 @@ type Options struct {
 		digests []string, findings []admission.Finding, unresolved []string,
 	)
 	// Object returns the findings of rules with conditions on pods; see verify.Service.JudgeObject.
-	Object func(context.Context, verify.Object) []admission.Finding
+	Object func(context.Context, verify.Object) ([]admission.Finding, verify.Unselected)
 	// Custom judges an object by rules for custom resources; nil if none is for it. See verify.Service.JudgeCustom.
 	Custom    func(context.Context, verify.CustomObject) *verify.Custom
 	Templates []config.PodTemplate          // where custom resources have pod templates

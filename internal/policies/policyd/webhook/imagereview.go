@@ -113,7 +113,7 @@ func (h *Handler) unsignedImages(ctx context.Context, namespace string, images [
 	if h.options.Signatures == nil {
 		return nil
 	}
-	findings, _ := h.options.Signatures(ctx, namespace, images, false)
+	findings, _ := h.options.Signatures(ctx, namespace, images, false, nil)
 	if len(findings) == 0 {
 		return nil
 	}

@@ -433,8 +433,10 @@ func BenchmarkMutateAndValidate(b *testing.B) {
 		) {
 			return s.Digests(ctx, rules, "team-a", images)
 		},
-		Signatures: func(ctx context.Context, _ string, images []string, template bool) ([]admission.Finding, []string) {
-			return s.Judge(ctx, rules, "team-a", images, template)
+		Signatures: func(ctx context.Context, _ string, images []string, template bool, u verify.Unselected) (
+			[]admission.Finding, []string,
+		) {
+			return s.Judge(ctx, rules, "team-a", images, template, u)
 		},
 	}))(b)
 	w := &world{Handler: h}

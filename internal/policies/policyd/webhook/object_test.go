@@ -24,9 +24,9 @@ func TestConditionsOnObjectsOfEveryResource(t *testing.T) {
 		} {
 			var seen []verify.Object
 			j := &judge{}
-			object := func(_ context.Context, o verify.Object) []admission.Finding {
+			object := func(_ context.Context, o verify.Object) ([]admission.Finding, verify.Unselected) {
 				seen = append(seen, o)
-				return []admission.Finding{f}
+				return []admission.Finding{f}, verify.Unselected{}
 			}
 			w := newWorld(t, webhook.Options{Object: object, Signatures: j.Judge, Templates: templates()})
 			denies := f.Answer == admission.Deny && !f.Audit
@@ -65,9 +65,10 @@ func TestConditionsOnObjectsOfUpdates(t *testing.T) {
 			q.old = before[resource].object
 			q.object = strings.Replace(q.object, "name: app", "name: app, labels: {a: b}", 1)
 			var images []string
-			object := func(_ context.Context, o verify.Object) []admission.Finding {
+			object := func(_ context.Context, o verify.Object) ([]admission.Finding, verify.Unselected) {
 				images = append(images, o.Images...)
-				return []admission.Finding{{Answer: admission.Deny, Reason: admission.ConditionNotMet, Message: "no team"}}
+				f := admission.Finding{Answer: admission.Deny, Reason: admission.ConditionNotMet, Message: "no team"}
+				return []admission.Finding{f}, verify.Unselected{}
 			}
 			w := newWorld(t, webhook.Options{Object: object, Templates: templates()})
 			if r := w.ask(t, q); r.Allowed != (want == nil) || !slices.Equal(images, want) {

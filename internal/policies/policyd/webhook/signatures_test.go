@@ -14,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
@@ -27,7 +28,7 @@ type signed struct {
 	Template  bool
 }
 
-func (j *judge) Judge(_ context.Context, namespace string, images []string, template bool) (
+func (j *judge) Judge(_ context.Context, namespace string, images []string, template bool, _ verify.Unselected) (
 	findings []admission.Finding, undetermined []string,
 ) {
 	j.asked = append(j.asked, signed{namespace, images, template})
@@ -204,7 +205,9 @@ func TestSlowRegistriesLeaveTime(t *testing.T) {
 		start := time.Now()
 		var left time.Duration
 		w := newWorld(t, webhook.Options{
-			Signatures: func(ctx context.Context, _ string, images []string, _ bool) ([]admission.Finding, []string) {
+			Signatures: func(ctx context.Context, _ string, images []string, _ bool, _ verify.Unselected) (
+				[]admission.Finding, []string,
+			) {
 				<-ctx.Done()
 				return nil, []string{images[0] + " is late"}
 			},
@@ -223,7 +226,9 @@ func TestSlowRegistriesLeaveTime(t *testing.T) {
 
 func TestSignaturesThatPanicDeny(t *testing.T) {
 	w := newWorld(t, webhook.Options{
-		Signatures: func(context.Context, string, []string, bool) ([]admission.Finding, []string) { panic("defect") },
+		Signatures: func(context.Context, string, []string, bool, verify.Unselected) ([]admission.Finding, []string) {
+			panic("defect")
+		},
 	})
 	if r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`)); r.Allowed ||
 		r.Result.Code != http.StatusInternalServerError {

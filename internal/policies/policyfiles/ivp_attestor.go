@@ -1,0 +1,175 @@
+package policyfiles
+
+import (
+	"crypto/x509"
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// maxEvidence bounds how many kinds of signatures and attestations the expressions of a policy can tell apart.
+const maxEvidence = 64
+
+// evidence returns the signature of each attestor, and each attestation by it.
+func (c *ivpCompiler) evidence(at *field.Path, s *ivpSpec) (all []requirement.Evidence) {
+	var nodes []requirementNode
+	names := map[string]bool{}
+	for i, a := range s.Attestors {
+		at := at.Child("attestors").Index(i)
+		c.RequiredIf(a.Name == "", at.Child("name"), "must be the name of the attestor")
+		c.InvalidIf(a.Name != "" && names[a.Name], at.Child("name"), a.Name, "must be a name that no other attestor has")
+		names[a.Name] = true
+		if a.Cosign == nil {
+			c.Required(at.Child("cosign"), "must have one of key, keyless and certificate")
+			continue
+		}
+		n := requirementNode{c.attestor(at.Child("cosign"), a.Cosign), at}
+		nodes = append(nodes, n)
+		all = append(all, requirement.Evidence{Attestor: a.Name, By: n.Requirement})
+	}
+	c.Distinct(nodes)
+	signatures := slices.Clone(all)
+	names = map[string]bool{}
+	for i, a := range s.Attestations {
+		at := at.Child("attestations").Index(i)
+		c.RequiredIf(a.Name == "", at.Child("name"), "must be the name of the attestation")
+		c.InvalidIf(a.Name != "" && names[a.Name], at.Child("name"), a.Name, "must be a name that no other attestation has")
+		names[a.Name] = true
+		if a.InToto == nil {
+			c.Required(at.Child("intoto"), "must have the type of the statement")
+			continue
+		}
+		said := &requirement.Statement{PredicateType: c.PredicateType(at.Child("intoto", "type"), a.InToto.Type)}
+		for _, by := range signatures {
+			all = append(all, requirement.Evidence{
+				Attestor: by.Attestor, Attestation: a.Name, By: by.By.Attesting(said),
+			})
+		}
+	}
+	c.InvalidIf(len(all) > maxEvidence, at.Child("attestations"), len(all),
+		fmt.Sprintf("must have, multiplied by attestors, at most %d", maxEvidence))
+	return all
+}
+
+func (c *ivpCompiler) attestor(at *field.Path, a *ivpCosign) (none requirement.Requirement) {
+	kind, ok := c.Only(at, "must have one of key, keyless and certificate",
+		given("key keyless certificate", a.Key != nil, a.Keyless != nil, a.Certificate != nil))
+	if !ok {
+		return none
+	}
+	common := requirement.Signer{Log: &requirement.Log{}}
+	if a.Source != nil && a.Source.Repository != nil {
+		common.Repository = c.Repository(at.Child("source", "repository"), *a.Source.Repository)
+	}
+	var keyless requirement.Keyless
+	if l := a.CTLog; l != nil {
+		at := at.Child("ctlog")
+		if l.URL != nil {
+			common.Log.URL = c.URL(at.Child("url"), *l.URL)
+		}
+		const itself = "write the public key of the log itself"
+		if l.RekorPubKey != nil {
+			common.Log.Keys = c.Keys(at.Child("rekorPubKey"), *l.RekorPubKey, itself)
+		}
+		if l.CTLogPubKey != nil {
+			keyless.CTLogKeys = c.Keys(at.Child("ctLogPubKey"), *l.CTLogPubKey, itself)
+		}
+		if l.TSACertChain != nil {
+			common.Timestamp = &requirement.Timestamp{
+				Chain: c.certificates(at.Child("tsaCertChain"), *l.TSACertChain, c.now, false),
+			}
+		}
+		if isTrue(l.InsecureIgnoreTlog) {
+			common.Log = nil
+		}
+		keyless.IgnoreSCT = isTrue(l.InsecureIgnoreSCT)
+	}
+	switch at := at.Child(kind); kind {
+	case "key":
+		if a.Key.Data == nil {
+			c.Required(at.Child("data"), "must be a public key in PEM form")
+			return none
+		}
+		hash := c.OneOf(at.Child("hashAlgorithm"), a.Key.HashAlgorithm, "sha256", "sha384", "sha512")
+		keys := c.Keys(at.Child("data"), *a.Key.Data, keyItself)
+		c.InvalidIf(len(keys) > 1, at.Child("data"), "several PEM blocks",
+			"must be one public key; write an attestor for each")
+		if len(keys) != 1 {
+			return none
+		}
+		common.Key = &requirement.Key{Public: keys[0], Hash: hash}
+	case "certificate":
+		if common.Key = c.certificateKey(at, a.Certificate.Cert, a.Certificate.CertChain); common.Key == nil {
+			return none
+		}
+	default:
+		return c.identities(at, a, common, keyless)
+	}
+	return requirement.Requirement{SignedBy: &common}
+}
+
+func (c *ivpCompiler) identities(at *field.Path, a *ivpCosign, common requirement.Signer,
+	keyless requirement.Keyless,
+) requirement.Requirement {
+	if a.Keyless.Roots != nil {
+		keyless.Roots = c.certificates(at.Child("roots"), *a.Keyless.Roots, c.now, true)
+	}
+	if common.Log == nil && common.Timestamp == nil {
+		common.Timestamp = &requirement.Timestamp{} // something must prove that the certificate was valid
+	}
+	at = at.Child("identities")
+	c.RequiredIf(len(a.Keyless.Identities) == 0, at, "must have at least one issuer and subject")
+	var nodes []requirementNode
+	for i, id := range a.Keyless.Identities {
+		at := at.Index(i)
+		signer, k := common, keyless
+		k.Issuer = c.Identity(at, "issuer", id.Issuer, id.IssuerRegExp, requirement.Exactly)
+		k.Subject = c.Identity(at, "subject", id.Subject, id.SubjectRegExp, requirement.Exactly)
+		signer.Keyless = &k
+		nodes = append(nodes, signedBy(at, signer))
+	}
+	return requirement.AtLeast(1, c.Distinct(nodes)...)
+}
+
+// certificateKey returns the key of a certificate, which the chain must lead to.
+func (c *ivpCompiler) certificateKey(at *field.Path, cert, chain *ivpText) *requirement.Key {
+	if cert == nil || cert.Value == nil {
+		c.Required(at.Child("cert", "value"), "must be the certificate of the signer in PEM form; certChain alone does not "+
+			"say who signs")
+		return nil
+	}
+	list := c.certificates(at.Child("cert", "value"), *cert.Value, c.now, false)
+	c.InvalidIf(len(list) > 1, at.Child("cert", "value"), "several PEM blocks", "must be one certificate")
+	if len(list) != 1 {
+		return nil
+	}
+	leaf, err := x509.ParseCertificate(list[0])
+	if err != nil { // it was parsed
+		return nil
+	}
+	if chain != nil && chain.Value != nil {
+		roots := x509.NewCertPool()
+		between := x509.NewCertPool()
+		for _, der := range c.certificates(at.Child("certChain", "value"), *chain.Value, c.now, true) {
+			if ca, err := x509.ParseCertificate(der); err == nil && ca.CheckSignatureFrom(ca) == nil {
+				roots.AddCert(ca)
+			} else if err == nil {
+				between.AddCert(ca)
+			}
+		}
+		_, err := leaf.Verify(x509.VerifyOptions{
+			Roots: roots, Intermediates: between, CurrentTime: leaf.NotBefore,
+			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		})
+		c.InvalidIf(err != nil, at.Child("certChain", "value"), "certificates", "must lead from cert to a root certificate")
+	}
+	public, err := x509.MarshalPKIXPublicKey(leaf.PublicKey)
+	if err != nil {
+		c.Invalid(at.Child("cert", "value"), "certificate", "must have an ECDSA, Ed25519 or RSA key")
+		return nil
+	}
+	return &requirement.Key{Public: public, Hash: "sha256"}
+}
