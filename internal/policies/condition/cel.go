@@ -32,6 +32,7 @@ const (
 type program struct {
 	from                                       *requirement.Program
 	variables, images, conditions, validations []compiledExpression
+	annotations                                []compiledExpression
 	// payloads are the attestations whose content the validations can read. readsImage says that they read what is
 	// known about an image, readsClock that they read the clock.
 	payloads               []string
@@ -96,6 +97,7 @@ func compileProgram(from *requirement.Program) (*program, field.ErrorList) {
 	}
 	c.conditions = c.compileAll(from.Conditions, cel.BoolType)
 	c.validations = c.compileAll(from.Validations, cel.BoolType)
+	c.annotations = c.compileAll(from.Annotations, cel.StringType)
 	c.oneSigner()
 	if len(c.errs) > 0 {
 		return nil, c.errs

@@ -15,6 +15,7 @@ import (
 	"github.com/google/cel-go/common/types/traits"
 	"github.com/google/cel-go/interpreter"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -339,7 +340,30 @@ func (p *program) pod(ctx context.Context, document any) (Result, error) {
 	data := p.environment(b, podData(request))
 	data["images"] = images
 	why = cmp.Or(p.validate(b, data, func() {}), why)
-	return Result{Met: why == "", Why: why}, ctx.Err()
+	return Result{Met: why == "", Why: why, Annotations: p.annotate(b, data)}, ctx.Err()
+}
+
+// maxAnnotation bounds the value of an audit annotation, in characters.
+const maxAnnotation = 1024
+
+// annotate returns the audit annotations of a pod that have a value. One that cannot be evaluated says so.
+func (p *program) annotate(b *budget, data map[string]any) (all map[string]string) {
+	for _, e := range p.annotations {
+		v, err := b.evaluate(e, data)
+		var text string
+		if err != nil {
+			text = "cannot be evaluated: " + err.Error()
+		} else if s, ok := v.(types.String); ok {
+			text = string(s)
+		}
+		if text = safetext.ASCII(text, maxAnnotation); text != "" {
+			if all == nil {
+				all = map[string]string{}
+			}
+			all[e.Name] = text
+		}
+	}
+	return all
 }
 
 func podData(request map[string]any) map[string]any {

@@ -339,6 +339,47 @@ func TestDigestsOfPods(t *testing.T) {
 	}
 }
 
+// Audit annotations are harmless texts, whatever is decided. One without a value is absent.
+func TestAnnotationsOfCEL(t *testing.T) {
+	for expression, want := range map[string]string{
+		"object.metadata.name":                              "a?b",
+		"'of ' + request.namespace":                         "of team",
+		"has(object.metadata.labels) ? 'labels' : ''":       "",
+		"object.spec.hostNetwork":                           "", // not a text
+		"object.metadata.labels.team":                       "cannot be evaluated: no such key: labels",
+		"object.metadata.generateName":                      strings.Repeat("x", 1023) + "…",
+		"images.containers[0] + variables.tag":              "repo.test/app:1 1",
+		"string(size(images.initContainers)) + ' for init'": "0 for init",
+	} {
+		p := programOf(true, "false")
+		p.Variables = []requirement.Expression{{
+			Name: "tag", Text: "' ' + parseImageReference(images.containers[0]).tag()",
+		}}
+		p.Annotations = []requirement.Expression{{Name: "p_key", Text: expression}}
+		c, err := compileCEL(p)
+		if err != nil {
+			t.Errorf("%s: %v", expression, err)
+			continue
+		}
+		document := pod(t, `{"metadata":{"name":"a\u00e9b","generateName":"`+strings.Repeat("x", 5000)+
+			`"},"spec":{"hostNetwork":true,"containers":[{"image":"repo.test/app:1"}]}}`)
+		r := testkit.Value(c.Evaluate(t.Context(), document, time.Now()))(t)
+		if got := r.Annotations["p_key"]; got != want || r.Met || want == "" && r.Annotations != nil {
+			t.Errorf("%s: %+v; want %q", expression, r, want)
+		}
+	}
+	for expression, want := range map[string]string{
+		"1 == 1":                   "must be of type string, and is of type bool",
+		"getImageData('a').config": "undeclared reference to 'getImageData'",
+	} {
+		p := programOf(true, "true")
+		p.Annotations = []requirement.Expression{{Name: "p_key", Text: expression, At: "a"}}
+		if _, err := compileCEL(p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", expression, err, want)
+		}
+	}
+}
+
 func TestImagesOfCEL(t *testing.T) {
 	for expression, want := range map[string]bool{
 		"ref.startsWith('repo.test/')":                        true,

@@ -232,6 +232,8 @@ type Result struct {
 	Why string
 	// Lacks is, of a program, what the validation that failed has asked for and was not found.
 	Lacks []Lack
+	// Annotations are, of a program, the audit annotations of the pod.
+	Annotations map[string]string
 }
 
 // A Lack is a signature of an attestor, or its attestation, that was not found.

@@ -214,17 +214,18 @@ func (c *converter) signed(s *requirement.Signer) string {
 	return strings.Join(all, " && ")
 }
 
+//nolint:gochecknoglobals // constants
 var (
-	keyText = regexp.MustCompile(`^\{\{\s*(?:(length)\(|(time_since)\('',)?\s*` +
+	keyText = lazily(`^\{\{\s*(?:(length)\(|(time_since)\('',)?\s*` +
 		`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(\)|,\s*''\))?\s*\}\}$`)
-	plainText = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9 ._/:@-]*$`) // neither a number nor a pattern
+	plainText = lazily(`^[A-Za-z][A-Za-z0-9 ._/:@-]*$`) // neither a number nor a pattern
 )
 
 // condition returns a condition on the predicate of an attestation. Most have no equivalent, because numbers,
 // quantities and durations can be texts in JSON.
 func (c *converter) condition(attestation string, in requirement.Condition) string {
 	key, _ := in.Key.(string)
-	m := keyText.FindStringSubmatch(key)
+	m := keyText().FindStringSubmatch(key)
 	operator, ordered := map[string]string{
 		"Equals": "==", "NotEquals": "!=", "LessThan": "<", "LessThanOrEquals": "<=", "GreaterThan": ">",
 		"GreaterThanOrEquals": ">=",
@@ -246,7 +247,7 @@ func (c *converter) condition(attestation string, in requirement.Condition) stri
 			c.clock = true
 			return fmt.Sprintf(future+"time.now() - timestamp(%s) %s duration('%s')", value, value, operator, d)
 		}
-	case m[1] == "" && m[2] == "" && isText && plainText.MatchString(text) && text != "true" && text != "false":
+	case m[1] == "" && m[2] == "" && isText && plainText().MatchString(text) && text != "true" && text != "false":
 		switch in.Operator {
 		case "Equals":
 			return fmt.Sprintf("%s == %s", value, strconv.Quote(text))

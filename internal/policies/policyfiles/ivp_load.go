@@ -7,9 +7,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -70,7 +72,7 @@ func (c *ivpCompiler) spec(at *field.Path, s *ivpSpec, rule requirement.Rule) {
 		signer := &requirement.Signer{Image: &requirement.Validation{Program: image}}
 		rule.Requirement = &requirement.Requirement{SignedBy: signer}
 	}
-	if len(pod.Validations) > 0 || pod.VerifyDigest {
+	if len(pod.Validations)+len(pod.Annotations) > 0 || pod.VerifyDigest {
 		rule.Object = &requirement.Validation{Program: pod, Reads: podVariables()}
 	}
 	if forPods && (rule.Requirement != nil || rule.Object != nil || rule.MutateDigest) {
@@ -166,7 +168,6 @@ func (c *ivpCompiler) settings(at *field.Path, s *ivpSpec, rule *requirement.Rul
 		"no effect; an image is verified when it is pulled")
 	c.NoteIf(s.Credentials != nil, at.Child("credentials"), "no effect; pullgate-policyd uses the credentials that the "+
 		"field credentials of its configuration selects")
-	c.NoteIf(len(s.AuditAnnotations) > 0, at.Child("auditAnnotations"), "no effect; the decision log has what was decided")
 	if list := s.Autogen.PodControllers.Controllers; list != nil {
 		rule.PodsOnly = len(*list) == 0
 		c.NoteIf(!rule.PodsOnly, at.Child("autogen"), "no effect; only an empty list has one, and without it policies are "+
@@ -238,12 +239,20 @@ func (c *ivpCompiler) matches(at *field.Path, list []ivpImage, rule *requirement
 }
 
 // What expressions can name. pullgated does not know the language: package condition refuses what is not what it seems.
+//
+//nolint:gochecknoglobals // constants
 var (
-	literals = regexp.MustCompile(`(?s)[rRbB]*("""|''')(.*?)("""|''')|[rRbB]*"(\\.|[^"\\\n])*"|[rRbB]*'(\\.|[^'\\\n])*'`)
-	roots    = regexp.MustCompile(`(?:^|[^.?\w]|[^.]\?)([A-Za-z_]\w*)`)
-	members  = regexp.MustCompile(`\.\s*\??([A-Za-z_]\w*)`)
-	variable = regexp.MustCompile(`\bvariables\s*\.\s*\??\s*(\w+)`)
+	literals = lazily(`(?s)[rRbB]*("""|''')(.*?)("""|''')|[rRbB]*"(\\.|[^"\\\n])*"|[rRbB]*'(\\.|[^'\\\n])*'`)
+	roots    = lazily(`(?:^|[^.?\w]|[^.]\?)([A-Za-z_]\w*)`)
+	members  = lazily(`\.\s*\??([A-Za-z_]\w*)`)
+	variable = lazily(`\bvariables\s*\.\s*\??\s*(\w+)`)
+	celName  = lazily(`^[A-Za-z_]\w*$`)
 )
+
+// lazily compiles a regular expression when it is needed: most nodes have no such policy.
+func lazily(text string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
+}
 
 func podNames() []string { return []string{"object", "oldObject", "request"} }
 
@@ -258,14 +267,14 @@ type names struct{ roots, members sets.Set[string] }
 
 func namesOf(text string, known map[string]names) names {
 	n := names{sets.New[string](), sets.New[string]()}
-	text = literals.ReplaceAllString(text, `""`)
-	for _, m := range roots.FindAllStringSubmatch(text, -1) {
+	text = literals().ReplaceAllString(text, `""`)
+	for _, m := range roots().FindAllStringSubmatch(text, -1) {
 		n.roots.Insert(m[1])
 	}
-	for _, m := range members.FindAllStringSubmatch(text, -1) {
+	for _, m := range members().FindAllStringSubmatch(text, -1) {
 		n.members.Insert(m[1])
 	}
-	for _, m := range variable.FindAllStringSubmatch(text, -1) {
+	for _, m := range variable().FindAllStringSubmatch(text, -1) {
 		maps.Copy(n.roots, known[m[1]].roots)
 		maps.Copy(n.members, known[m[1]].members)
 	}
@@ -285,13 +294,11 @@ func (n names) onImage() bool {
 			"endsWith", "matches") && !n.roots.HasAny("isImage", "size")
 }
 
-var celName = regexp.MustCompile(`^[A-Za-z_]\w*$`)
-
 func (c *ivpCompiler) expressions(at *field.Path, list []ivpExpression, named bool) (all []requirement.Expression) {
 	seen := map[string]bool{}
 	for i, e := range list {
 		at := at.Index(i)
-		c.InvalidIf(named && (!celName.MatchString(e.Name) || seen[e.Name]), at.Child("name"), e.Name,
+		c.InvalidIf(named && (!celName().MatchString(e.Name) || seen[e.Name]), at.Child("name"), e.Name,
 			"must be a name of letters, digits and _ that no other one has")
 		seen[e.Name] = true
 		c.RequiredIf(strings.TrimSpace(e.Expression) == "", at.Child("expression"), "must be an expression in CEL")
@@ -352,7 +359,39 @@ func (c *ivpCompiler) programs(at *field.Path, s *ivpSpec, e []requirement.Evide
 			webhookOnly = append(webhookOnly, at.String())
 		}
 	}
+	pod.Annotations = c.annotations(at.Child("auditAnnotations"), s.AuditAnnotations, known)
 	c.NoteIf(webhookOnly != nil, at.Child("validations"), fmt.Sprintf("judged by the webhook alone, and not at nodes: %s",
 		strings.Join(webhookOnly, ", ")))
 	return image, pod
+}
+
+// maxAnnotations is how many audit annotations a policy of the API server has at most.
+const maxAnnotations = 20
+
+// annotations returns the audit annotations on pods. Their keys begin with the name of the policy, which has no _, so
+// that policies do not share them.
+func (c *ivpCompiler) annotations(at *field.Path, list []ivpAnnotation, known map[string]names) (
+	all []requirement.Expression,
+) {
+	c.InvalidIf(len(list) > maxAnnotations, at, len(list), fmt.Sprintf("must have at most %d", maxAnnotations))
+	seen := map[string]bool{}
+	for i, a := range list {
+		at := at.Index(i)
+		c.RequiredIf(a.Key == "", at.Child("key"), "must be a name")
+		c.RequiredIf(strings.TrimSpace(a.ValueExpression) == "", at.Child("valueExpression"), "must be an expression in CEL")
+		key := strings.ReplaceAll(c.Name, "/", "__") + "_" + a.Key
+		valid := len(validation.IsQualifiedName(key)) == 0 // no prefix with / has a _
+		c.InvalidIf(a.Key != "" && (seen[a.Key] || !valid), at.Child("key"), a.Key, "must be a name of letters, digits, "+
+			"-, _ and . that no other one has, and that with the name of the policy and _ has at most 63 characters")
+		seen[a.Key] = true
+		c.elsewhere(at.Child("valueExpression"), a.ValueExpression)
+		if namesOf(a.ValueExpression, known).onEvidence() {
+			c.Note(at, "no effect: pods are annotated, and the expression is about signatures, attestations or the registry")
+			continue
+		}
+		all = append(all, requirement.Expression{
+			Name: key, Text: a.ValueExpression, At: at.Child("valueExpression").String(),
+		})
+	}
+	return all
 }

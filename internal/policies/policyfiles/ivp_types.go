@@ -34,8 +34,8 @@ type ivpSpec struct {
 	WebhookConfiguration struct {
 		TimeoutSeconds *int64 `json:"timeoutSeconds"`
 	} `json:"webhookConfiguration"`
-	AuditAnnotations []any `json:"auditAnnotations"`
-	Credentials      any   `json:"credentials"`
+	AuditAnnotations []ivpAnnotation `json:"auditAnnotations"`
+	Credentials      any             `json:"credentials"`
 	Evaluation       struct {
 		Mode      *string `json:"mode"`
 		Admission struct {
@@ -83,6 +83,11 @@ type ivpValidation struct {
 	Message           string `json:"message"`
 	MessageExpression string `json:"messageExpression"`
 	Reason            any    `json:"reason"`
+}
+
+type ivpAnnotation struct {
+	Key             string `json:"key"`
+	ValueExpression string `json:"valueExpression"`
 }
 
 type ivpImage struct {

@@ -7,6 +7,8 @@ import "strconv"
 type Program struct {
 	OnPods                 bool
 	Variables, Validations []Expression
+	// Annotations are texts about a pod for the audit log of the API server, whatever is decided. Their names are keys.
+	Annotations []Expression
 	// Images are expressions and Globs patterns of which an image must match one; all images match if there is neither.
 	Images []Expression
 	Globs  []Pattern
@@ -37,7 +39,7 @@ type Evidence struct {
 
 // Expressions returns all expressions but those of messages.
 func (p *Program) Expressions() (all []Expression) {
-	for _, list := range [][]Expression{p.Variables, p.Images, p.Conditions, p.Validations} {
+	for _, list := range [][]Expression{p.Variables, p.Images, p.Conditions, p.Validations, p.Annotations} {
 		all = append(all, list...)
 	}
 	return all

@@ -66,18 +66,25 @@ func loadIVP(tb testing.TB, file string) *requirement.Rule {
 	return &p.Rules[0]
 }
 
+// Validations about signatures, and about an attestation with a scan.
+const (
+	signedInCEL   = "images.containers.map(image, verifyImageSignatures(image, [attestors.a])).all(e, e > 0)"
+	attestedInCEL = "images.containers.map(image, verifyAttestationSignatures(image, attestations.scan, [attestors.a]))" +
+		".all(e, e > 0)"
+	freshInCEL = "images.containers.map(image, extractPayload(image, attestations.scan).predicate).all(p, " +
+		"p.scanner == 'trivy' && time.now() - timestamp(p.timestamp) < duration('24h') && " +
+		"p.Results.all(r, r.Vulnerabilities.all(v, v.Score <= 8.0)))"
+)
+
 // Evidence of images, in both forms, is judged as the expressions say.
 func TestCELOnImages(t *testing.T) {
 	a, b := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
 	const (
-		signed   = "images.containers.map(image, verifyImageSignatures(image, [attestors.a])).all(e, e > 0)"
+		signed   = signedInCEL
 		oneOf    = "images.containers.all(image, verifyImageSignatures(image, [attestors.a, attestors.b]) >= 1)"
 		both     = "images.containers.all(image, verifyImageSignatures(image, [attestors.a, attestors.b]) == 2)"
-		attested = "images.containers.map(image, verifyAttestationSignatures(image, attestations.scan, [attestors.a]))" +
-			".all(e, e > 0)"
-		fresh = "images.containers.map(image, extractPayload(image, attestations.scan).predicate).all(p, " +
-			"p.scanner == 'trivy' && time.now() - timestamp(p.timestamp) < duration('24h') && " +
-			"p.Results.all(r, r.Vulnerabilities.all(v, v.Score <= 8.0)))"
+		attested = attestedInCEL
+		fresh    = freshInCEL
 	)
 	type push = func(m *memory, i image)
 	sign := func(keys ...*ecdsa.PrivateKey) push {
@@ -241,7 +248,7 @@ func TestKyvernoCasesOfPods(t *testing.T) {
 		debug  = `{"spec":{"containers":[{"image":"ghcr.io/a:1"}],"ephemeralContainers":[{"image":"ghcr.io/d:1"}]}}`
 		forged = `{"metadata":{"annotations":{"kyverno.io/verify-images":"{\"ghcr.io/a:1\":true}"}},` +
 			`"spec":{"containers":[{"image":"ghcr.io/a:1"}]}}`
-		signed   = "images.containers.map(image, verifyImageSignatures(image, [attestors.a])).all(e, e > 0)"
+		signed   = signedInCEL
 		labelled = "matchConditions: [{name: check-prod-label, expression: \"has(object.metadata.labels) && " +
 			"has(object.metadata.labels.prod) && object.metadata.labels.prod == 'true'\"}]"
 		noDebug = "object.spec.?ephemeralContainers.orValue([]).size() == 0"
@@ -303,6 +310,33 @@ func TestKyvernoCasesOfPods(t *testing.T) {
 				t.Errorf("%d rules at a node", len(atNode))
 			}
 		})
+	}
+}
+
+// Pods that a policy selects have its audit annotations, whether they are admitted or not.
+func TestAuditAnnotationsOfPods(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	w := newWorld(t, validating(t, []*ecdsa.PrivateKey{key}, notAll+
+		"\nmatchConditions: [{name: a, expression: \"object.metadata.name != 'other'\"}]\nauditAnnotations: [{key: name, "+
+		"valueExpression: object.metadata.name}, {key: digest, valueExpression: 'string(getImageData(i))'}]",
+		"object.metadata.name == 'a'"))
+	for name, want := range map[string]string{
+		"a":     "Admit map[p_name:a]",
+		"b":     "Deny map[p_name:b]",
+		"other": "",
+		"":      "",
+	} {
+		found, _ := w.JudgeObject(t.Context(), w.rules, verify.Object{
+			Namespace: "ns", Operation: "CREATE", Images: []string{"r.test/a:1", "r.test/b:1"},
+			JSON: fmt.Appendf(nil, `{"metadata":{"name":%q},"spec":{"containers":[{"image":"r.test/a:1"}]}}`, name),
+		})
+		var got string
+		for _, f := range found {
+			got += fmt.Sprintf("%v %v", f.Answer, f.AuditAnnotations)
+		}
+		if got != want && name != "" || name == "" && got != "Deny map[]" {
+			t.Errorf("%q: %q; want %q", name, got, want)
+		}
 	}
 }
 

@@ -46,8 +46,8 @@ func (r *Rules) compileObjects() {
 	}
 }
 
-// JudgeObject returns a finding for each rule whose conditions on the pod are not met, for one of its images, and the
-// rules that are not for the pod. It does not decode the object if there is no such rule.
+// JudgeObject returns a finding for each rule whose conditions on the pod are not met, for one of its images, or that
+// has audit annotations, and the rules that are not for the pod. It does not decode the object without such a rule.
 func (s *Service) JudgeObject(ctx context.Context, rules *Rules, o Object) ([]admission.Finding, Unselected) {
 	return judgeObject(ctx, rules, o, func(image string) requirement.ImageRules {
 		return applied(rules.set.For(o.Namespace, imageref.New(image)), o.Template)
@@ -77,9 +77,14 @@ func judgeObject(ctx context.Context, rules *Rules, o Object, rulesFor func(imag
 			if !ok {
 				continue
 			}
-			if why := o.unmet(ctx, conditions, document()); why != "" {
-				findings = append(findings, r.Finding(admission.Deny, admission.ConditionNotMet, fmt.Sprintf(
-					"image %q: %s is not met: %s", safetext.Shorten(image, requirement.MaxText), r, safetext.ASCII(why, maxMiss))))
+			found := r.Finding(admission.Admit, "", "")
+			why, annotations := o.unmet(ctx, conditions, document())
+			if why != "" {
+				found = r.Finding(admission.Deny, admission.ConditionNotMet, fmt.Sprintf(
+					"image %q: %s is not met: %s", safetext.Shorten(image, requirement.MaxText), r, safetext.ASCII(why, maxMiss)))
+			}
+			if found.AuditAnnotations = annotations; why != "" || annotations != nil {
+				findings = append(findings, found)
 			}
 		}
 	}
@@ -97,24 +102,26 @@ func (o Object) document() map[string]any {
 	}}
 }
 
-// unmet returns why conditions are not met; "" if they are.
-func (o Object) unmet(ctx context.Context, c *condition.Compiled, document map[string]any) string {
+// unmet returns why conditions are not met, "" if they are, and audit annotations.
+func (o Object) unmet(ctx context.Context, c *condition.Compiled, document map[string]any) (
+	why string, annotations map[string]string,
+) {
 	switch {
 	case c == nil:
-		return "its conditions cannot be evaluated"
+		return "its conditions cannot be evaluated", nil
 	case document == nil:
-		return "the object cannot be decoded"
+		return "the object cannot be decoded", nil
 	}
 	result, err := c.Evaluate(ctx, document, time.Now())
 	switch {
 	case err != nil:
-		return "its conditions were not evaluated in time"
+		return "its conditions were not evaluated in time", nil
 	case !result.Met:
 		what := "the pod "
 		if o.Custom {
 			what = "the object "
 		}
-		return what + errCondition.Error() + ": " + result.Why
+		why = what + errCondition.Error() + ": " + result.Why
 	}
-	return ""
+	return why, result.Annotations
 }

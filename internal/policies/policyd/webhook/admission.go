@@ -98,6 +98,9 @@ func (h *Handler) respond(
 		}
 	}()
 	a := judge(q)
+	if a.audit == nil && len(a.decision.Findings) > 0 {
+		a.audit = auditAnnotations(a.decision.Findings)
+	}
 	event.Outcome, event.Decision, event.AuditAnnotations, event.Digests = a.outcome, a.decision, a.audit, a.digests
 	switch a.outcome {
 	case Invalid:
@@ -455,13 +458,12 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, pod, old *c
 		return a
 	}
 	q.release()
-	findings := h.options.Review(ctx, about)
-	a.audit = auditAnnotations(findings)
-	return a.with(findings)
+	return a.with(h.options.Review(ctx, about))
 }
 
-// auditAnnotations joins the values of a key that several backends use. The keys have no prefix: the API server adds
-// the name of the webhook, and would log an error for each key that is not valid after it.
+// auditAnnotations joins the values of a key that several backends, or the templates of an object, use. The keys have
+// no prefix: the API server adds the name of the webhook, and would log an error for each key that is not valid after
+// it.
 func auditAnnotations(findings []admission.Finding) map[string]string {
 	all := map[string]string{}
 	for _, f := range findings {

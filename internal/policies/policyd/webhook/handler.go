@@ -100,7 +100,7 @@ type Event struct {
 	DryRun                               bool
 	Message                              string             // the sentence of a denial
 	Decision                             admission.Decision // Decision has the findings of all validators and backends
-	AuditAnnotations                     map[string]string  // those of the backends
+	AuditAnnotations                     map[string]string  // those of backends and rules
 	Digests                              string             // that were added to images, in JSON; "" if none were
 	Took                                 time.Duration
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,7 @@ func TestConditionsOnObjectsOfEveryResource(t *testing.T) {
 		} {
 			var seen []verify.Object
 			j := &judge{}
+			f.AuditAnnotations = map[string]string{"p_team": "a"}
 			object := func(_ context.Context, o verify.Object) ([]admission.Finding, verify.Unselected) {
 				seen = append(seen, o)
 				return []admission.Finding{f}, verify.Unselected{}
@@ -34,6 +36,9 @@ func TestConditionsOnObjectsOfEveryResource(t *testing.T) {
 			if r.Allowed == denies || len(j.asked) > 0 == denies || f.Audit != (len(r.Warnings) > 0) {
 				t.Errorf("%s, %+v: allowed: %v, %d times asked for signatures, warnings %q",
 					resource, f, r.Allowed, len(j.asked), r.Warnings)
+			}
+			if !maps.Equal(r.AuditAnnotations, f.AuditAnnotations) {
+				t.Errorf("%s, %+v: audit annotations %v", resource, f, r.AuditAnnotations)
 			}
 			var pod struct {
 				Spec struct{ Containers []struct{ Image string } }
