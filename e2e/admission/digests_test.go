@@ -53,10 +53,7 @@ spec:
 
 // digests has tags of pods turned into digests, between two other mutating webhooks.
 func digests(r *row) {
-	images := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	r.Cleanup(images.Close)
-	address := images.Listener.Addr().String()
-	repository := testkit.Value(signing.Open(address+"/team/app", nil))(r)
+	address, hosts, repository := r.startRegistry()
 	key := sigstoretest.NewKey(r)
 	push := func(tag, content string, signed bool) (name, digest string) {
 		r.Helper()
@@ -71,12 +68,10 @@ func digests(r *row) {
 	unsigned, _ := push("unsigned", "third", false)
 	first, second := one+"@"+firstDigest, two+"@"+secondDigest
 
-	folder, hosts := r.path("digests"), r.path("digests-hosts", address)
+	folder := r.path("digests")
 	policy := fmt.Sprintf(pinnedPolicy, address+"/team/", sigstoretest.PublicPEM(r, key))
-	mirror := fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", images.URL)
-	testkit.Must(r, os.MkdirAll(folder, 0o700), os.MkdirAll(hosts, 0o700),
-		os.WriteFile(folder+"/pinned.yaml", []byte(policy), 0o600), os.WriteFile(hosts+"/hosts.toml", []byte(mirror), 0o600))
-	h := r.startWebhook(r.T, r.namespace, loopback, folder, "registries: {hostsDir: "+r.path("digests-hosts")+"}")
+	testkit.Must(r, os.MkdirAll(folder, 0o700), os.WriteFile(folder+"/pinned.yaml", []byte(policy), 0o600))
+	h := r.startWebhook(r.T, r.namespace, loopback, folder, hosts)
 	foreign := r.startForeign()
 	r.registerDigests(h, folder, foreign.URL)
 	r.label(webhookLabel, r.namespace)
@@ -194,6 +189,20 @@ func digests(r *row) {
 	r.until("the image that the tag has now is resolved, and denied", func() error {
 		return denies(r.createPod(tagged("moved", one)), "not met")
 	})
+}
+
+// startRegistry starts a registry, and returns its address, the setting with which a pullgate-policyd asks it, and a
+// repository.
+func (r *row) startRegistry() (address, hosts string, repository *signing.Repository) {
+	r.Helper()
+	images := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	r.Cleanup(images.Close)
+	address, hosts = images.Listener.Addr().String(), r.path(r.namespace+"-hosts")
+	mirror := fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", images.URL)
+	testkit.Must(r, os.MkdirAll(hosts+"/"+address, 0o700),
+		os.WriteFile(hosts+"/"+address+"/hosts.toml", []byte(mirror), 0o600))
+	repository = testkit.Value(signing.Open(address+"/team/app", nil))(r)
+	return address, "registries: {hostsDir: " + hosts + "}", repository
 }
 
 // kubectl applies a pod, if kubectl is on this machine, and sees no difference then.

@@ -44,6 +44,7 @@ func TestAPIServer(t *testing.T) {
 		"doctor":           doctor,
 		"generated":        generated,
 		"digests":          digests,
+		"image-validating": imageValidating,
 	}
 	if release == kubernetes136 {
 		rows["files"] = files

@@ -342,6 +342,14 @@ func TestTheListHasConditionsThatDeny(t *testing.T) {
 	if got := c.result(t).Conditions; !slices.Equal(got, want) {
 		t.Errorf("conditions\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
+	c = newCheck(m, i, loadIVP(t, validating(t, []*ecdsa.PrivateKey{key}, noDigest, signedInCEL)).Requirement)
+	if got := c.result(t).Conditions; got != nil {
+		t.Errorf("without a list: %q", got)
+	}
+	c.list = true
+	if got := c.result(t).Conditions; !slices.Equal(got, []string{"met: " + signedInCEL}) {
+		t.Errorf("conditions in CEL: %q", got)
+	}
 }
 
 // Large attestations by others do not take all the time that there is.
@@ -405,6 +413,7 @@ func TestHostilePredicates(t *testing.T) {
 	}
 }
 
+// A report of 1 MiB, judged by conditions in both languages.
 func BenchmarkAttestation(b *testing.B) {
 	key := sigstoretest.NewKey(b)
 	m, i := withImage(b)
@@ -416,10 +425,15 @@ func BenchmarkAttestation(b *testing.B) {
 		time.Now().UTC().Format(time.RFC3339) +
 		`","Results":[{"Vulnerabilities":[` + findings + `]}]}}`
 	m.attach(b, i.index, sigstoretest.BundleJSON(b, sigstoretest.KeyBundle(b, key, []byte(payload))), nil)
-	c := newCheck(m, i, attestedBy(b, key))
-	for b.Loop() {
-		if r := c.result(b); !r.Met {
-			b.Fatal(r)
-		}
+	inCEL := loadIVP(b, validating(b, []*ecdsa.PrivateKey{key}, noDigest, attestedInCEL, freshInCEL)).Requirement
+	for language, of := range map[string]*requirement.Requirement{"JMESPath": attestedBy(b, key), "CEL": inCEL} {
+		b.Run(language, func(b *testing.B) {
+			c := newCheck(m, i, of)
+			for b.Loop() {
+				if r := c.result(b); !r.Met {
+					b.Fatal(r)
+				}
+			}
+		})
 	}
 }

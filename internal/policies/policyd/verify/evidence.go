@@ -268,8 +268,16 @@ func (r *run) judgeProgram(ctx context.Context, v validation, image map[string]a
 		e.Statements[of.Attestation] = list
 	}
 	result, err := v.conditions.EvaluateImage(ctx, e)
-	if err != nil || result.Met {
+	if err != nil {
 		return result, err
+	}
+	if result.Met {
+		for _, met := range v.signed.Image.Program.Validations {
+			if r.list {
+				v.seen = append(v.seen, "met: "+strings.Join(strings.Fields(met.Text), " "))
+			}
+		}
+		return result, nil
 	}
 	why, reason := result.Why, requirement.ConditionNotMet
 	for _, of := range v.signed.Image.Program.Evidence {

@@ -64,6 +64,7 @@ func (n *node) RevokeEndorsements(records.EndorsementSelection) ([]records.Endor
 func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 	admitted, denied, open := 0, 0, 0
 	hosts := []string{"a.test", "b.test", "digest.test"}
+	keys := []*ecdsa.PrivateKey{sigstoretest.NewKey(t)}
 	for range 200 {
 		seed := rand.Uint64()
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -75,6 +76,9 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 				policies = append(policies, static(name, glob, []string{"pass", "fail"}[r.IntN(2)]))
 			case 1:
 				policies = append(policies, signed(name, glob, "  mode: warn\n"))
+			case 2:
+				inCEL := validating(t, keys, noDigest+"\nmatchImageReferences: [{glob: '"+glob+"'}]", signedInCEL)
+				policies = append(policies, strings.Replace(inCEL, "{name: p}", "{name: "+name+"}", 1))
 			default:
 				policies = append(policies, signed(name, glob, ""))
 			}
@@ -281,10 +285,11 @@ spec:
 			}
 			findings, undetermined := n.judge(t, reference)
 			webhook := refusal(findings)
-			pod := refusal(n.JudgeObject(t.Context(), n.rules, verify.Object{
+			findings, _ = n.JudgeObject(t.Context(), n.rules, verify.Object{
 				Namespace: "team", Operation: "CREATE", Images: []string{reference},
 				JSON: []byte([]string{`{"metadata":{"labels":{"team":"a"}}}`, `{"metadata":{}}`}[r.IntN(2)]),
-			}))
+			})
+			pod := refusal(findings)
 			pull, start := n.use(t, reference, i.id)
 			switch {
 			case len(undetermined) > 0:
@@ -304,5 +309,31 @@ spec:
 	t.Logf("%d admitted, %d denied, %d of them for the pod, %d not determined", admitted, denied+ofPods, ofPods, open)
 	if admitted < 50 || denied < 50 || open < 5 || ofPods < 5 {
 		t.Error("want enough of each")
+	}
+}
+
+// What a validation in CEL says is in the denial of a pull, and in the finding that pullgatectl explain shows then.
+func TestDenialsByCELSayWhy(t *testing.T) {
+	w := newWorld(t, validating(t, []*ecdsa.PrivateKey{sigstoretest.NewKey(t)}, noDigest, attestedInCEL, freshInCEL))
+	w.verify = func(context.Context, verify.Image) (requirement.Result, error) {
+		m, i := withImage(t)
+		return newCheck(m, i, w.requirements.Rules()[0].Requirement).result(t), nil
+	}
+	n := &node{w, map[endorsed]bool{}}
+	e := policyclient.NewEndorser(w.requirements, policyclient.EndorserOptions{
+		Store: n, Verifier: n, State: policyclient.NewEndorserState(),
+	})
+	image := repository + ":1"
+	s := admission.Subject{
+		Pod: admission.Pod{Namespace: "team"}, Container: &admission.Container{Name: "c", Image: admission.Set(image)},
+		Image: admission.Image{ID: "sha256:1", Requested: imageref.New(image)},
+	}
+	_, pull := admission.DecisionOf(e.PullVerifier(admission.Pull{}).Validate(t.Context(), s)).Refusal()
+	_, explained := admission.DecisionOf(e.Validate(t.Context(), s)).Refusal()
+	const why = "the image does not meet its conditions: failed; no attestation scan by a"
+	if !strings.Contains(pull, "policy p is not met: ") || !strings.Contains(pull, why) ||
+		!strings.Contains(explained, "the last verification denied it (ATTESTATION_MISSING): ") ||
+		!strings.Contains(explained, why) {
+		t.Errorf("the pull: %s\nexplained: %s\nwant %q", pull, explained, why)
 	}
 }
