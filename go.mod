@@ -47,7 +47,10 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require golang.org/x/exp v0.0.0-20251023183803-a4bb9ffd2546 // indirect
+require (
+	github.com/google/gnostic-models v0.7.0 // indirect
+	golang.org/x/exp v0.0.0-20251023183803-a4bb9ffd2546 // indirect
+)
 
 require (
 	cel.dev/expr v0.25.3 // indirect

@@ -430,7 +430,7 @@ const docs = "../../docs"
 func TestManualShowsWhatIsPrinted(t *testing.T) {
 	pages := map[string]int{
 		"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1, "allow-scanned-images.md": 1,
-		"pin-digests.md": 1, "verify-custom-resources.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1,
+		"pin-digests.md": 2, "verify-custom-resources.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1,
 	}
 	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
@@ -479,11 +479,12 @@ func testPage(t *testing.T, manual string, atLeast int) {
 
 // The policy in each page about signatures is the one that is tested there.
 func TestSignaturePagesShowTheirPolicies(t *testing.T) {
-	for name, example := range map[string]string{
-		"require-signatures.md":      "signature/policies/team-a.yaml",
-		"allow-scanned-images.md":    "attestation/policies/scanned.yaml",
-		"pin-digests.md":             "digest/policies/pinned.yaml",
-		"verify-custom-resources.md": "custom/policies/tekton.yaml",
+	for example, name := range map[string]string{
+		"signature/policies/team-a.yaml":    "require-signatures.md",
+		"attestation/policies/scanned.yaml": "allow-scanned-images.md",
+		"digest/policies/pinned.yaml":       "pin-digests.md",
+		"mutate/policies/scan-time.yaml":    "pin-digests.md",
+		"custom/policies/tekton.yaml":       "verify-custom-resources.md",
 	} {
 		page := testkit.Value(os.ReadFile(filepath.Join(docs, name)))(t)
 		policy, err := os.ReadFile(filepath.Join(docs, "examples", example))

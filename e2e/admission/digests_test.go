@@ -33,7 +33,8 @@ import (
 
 const digestsAnnotation = "policy.pullgate.dev/image-digests"
 
-// pinnedPolicy requires signatures by a key of images that get digests. The registry does not have those of gone.test.
+// pinnedPolicy requires signatures by a key of images that get digests, and patches pods with values of the images. The
+// registry does not have those of gone.test.
 const pinnedPolicy = `apiVersion: kyverno.io/v1
 kind: ClusterPolicy
 metadata: {name: pinned}
@@ -49,6 +50,10 @@ spec:
       mutateDigest: true
       verifyDigest: true
       attestors: [{entries: [{keys: {publicKeys: %q, rekor: {ignoreTlog: true}, ctlog: {ignoreSCT: true}}}]}]
+      mutate:
+        patchStrategicMerge:
+          metadata: {annotations: {example.com/key: "{{ signatures[0].keyID }}"}}
+          spec: {containers: [{name: "{{ element.name }}", env: [{name: OF, value: "{{ image.repository }}"}]}]}
 `
 
 // digests has tags of pods turned into digests, between two other mutating webhooks.
@@ -99,20 +104,34 @@ func digests(r *row) {
 		return fmt.Sprintf(`%q:{"image":%q,"digest":%q}`, place, image, digest)
 	}
 	want := "{" + note("containers/main", one, firstDigest) + "}"
+	keyID := fmt.Sprintf("sha256:%x", sigstoretest.SumOf(sigstoretest.PublicDER(r, key.Public())))
+	patched := func(p *corev1.Pod) {
+		r.Helper()
+		for _, c := range p.Spec.Containers {
+			if want := []corev1.EnvVar{{Name: "OF", Value: "team/app"}}; !reflect.DeepEqual(c.Env, want) {
+				r.Errorf("container %s of %s has %v; want %v", c.Name, p.Name, c.Env, want)
+			}
+		}
+		if got := p.Annotations["example.com/key"]; got != keyID {
+			r.Errorf("%s has the key %q; want %s", p.Name, got, keyID)
+		}
+	}
 	for _, options := range []metav1.CreateOptions{dryRunOnly, {}} {
 		p := tagged("app", one)
 		p.Annotations = map[string]string{digestsAnnotation: "{" + note("containers/main", one, secondDigest) + "}"}
 		p = testkit.Value(pods.Create(r.Context(), p, options))(r)
+		patched(p)
 		if c := p.Spec.Containers[0]; c.Image != first || c.ImagePullPolicy != corev1.PullIfNotPresent ||
 			p.Annotations[digestsAnnotation] != want {
 			r.Errorf("%v: stored %s with %s and %v; want %s and %s", options.DryRun, c.Image, c.ImagePullPolicy,
 				p.Annotations, first, want)
 		}
 	}
-	if line := r.audited("app"); !strings.Contains(line, `"mutate.pullgate.dev/image-digests":`) {
-		r.Errorf("the audit log has\n%s\nwant the digests", line)
+	if line := r.audited("app"); !strings.Contains(line, `"mutate.pullgate.dev/image-digests":`) ||
+		!strings.Contains(line, `"mutate.pullgate.dev/patched-by":"rule digest[1] of policy pinned"`) {
+		r.Errorf("the audit log has\n%s\nwant the digests, and the rule", line)
 	}
-	if !strings.Contains(h.Log(), "Added digests to images") {
+	if !strings.Contains(h.Log(), "Added digests to images") || !strings.Contains(h.Log(), "Patched a pod") {
 		r.Errorf("the log of pullgate-policyd has no line about the digests:\n%s", host.Tail(h.Log(), 5))
 	}
 	var stored *corev1.Pod
@@ -176,6 +195,7 @@ func digests(r *row) {
 			r.Errorf("container %d has %s; want %s", i, image, want)
 		}
 	}
+	patched(p)
 	want3 := "{" + note("containers/after", two, secondDigest) + "," + note("containers/before", two, secondDigest) + "," +
 		note("containers/main", one, firstDigest) + "}"
 	if p.Annotations[digestsAnnotation] != want3 {

@@ -189,6 +189,7 @@ func (p *policies) compiled(set *policyfiles.Set) error {
 type expressions struct {
 	requirement string // its hash, if it has conditions
 	object      [2]*requirement.Validation
+	mutation    *requirement.Mutation
 	paths       []requirement.ImagePath
 }
 
@@ -196,7 +197,7 @@ type expressions struct {
 // verify nothing by the new one. What no node enforces does not delay others unless they need pullgate-policyd.
 func expressionsOf(set *policyfiles.Set, all bool) (list []expressions) {
 	for _, r := range policyfiles.AllRules(set) {
-		e := expressions{object: [2]*requirement.Validation{r.Object, r.Selects}}
+		e := expressions{object: [2]*requirement.Validation{r.Object, r.Selects}, mutation: r.Mutation}
 		if r.Requirement != nil && r.Requirement.HasConditions() {
 			e.requirement = r.Hash
 		}

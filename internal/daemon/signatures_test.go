@@ -201,7 +201,7 @@ func TestPathsOfCustomResourcesWaitForPolicyd(t *testing.T) {
 	}
 }
 
-// So are conditions of rules with paths that are known, and those on the object.
+// So are conditions of rules with paths that are known, those on the object, and changes of pods.
 func TestConditionsOfCustomResourcesWaitForPolicyd(t *testing.T) {
 	p, d := newReviewTest(t)
 	custom := strings.Replace(scannedImages, "kinds: [Pod], namespaces: [team]", "kinds: [tekton.dev/v1/Task]", 1)
@@ -218,9 +218,12 @@ func TestConditionsOfCustomResourcesWaitForPolicyd(t *testing.T) {
 	p.open()
 	hash := func() string { p.poll(); p.poll(); return p.set.Hash }
 	withObject := strings.TrimSuffix(custom, "\n") + object + "\n"
+	forPods := strings.Replace(withObject, "[tekton.dev/v1/Task]", "[Pod]", 1) + "      mutateDigest: true\n"
 	for _, tc := range [][2]string{
 		{"a condition on the object", withObject},
 		{"a condition", strings.Replace(withObject, "{{ scanner }}", "{{ scanners }}", 1)},
+		{"a rule for pods", forPods},
+		{"a change of pods", forPods + "      mutate: {patchStrategicMerge: {spec: {nodeName: a}}}\n"},
 	} {
 		what, text := tc[0], tc[1]
 		before := hash()

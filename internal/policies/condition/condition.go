@@ -473,6 +473,10 @@ func Check(rules []requirement.Rule) error {
 				report(invalid)
 			}
 		}
+		if m := rules[i].Mutation; m != nil {
+			_, invalid := CompilePatch(m)
+			report(invalid)
+		}
 		if rules[i].Requirement == nil {
 			continue
 		}

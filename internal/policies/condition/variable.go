@@ -30,16 +30,17 @@ func (c *Compiled) Reads(variable string) bool {
 		return variable == "signatures" || variable == "attestations" && p.payloads != nil ||
 			strings.HasPrefix(variable, "image.") && p.readsImage
 	}
-	reads := func(o operand) bool {
-		return slices.ContainsFunc(o.parts, func(p part) bool {
-			return p.expression != nil && slices.ContainsFunc(variables(p.node), func(name string) bool {
-				return name == variable || strings.HasPrefix(name, variable+".")
-			})
-		})
-	}
 	return slices.ContainsFunc(c.blocks, func(b block) bool {
 		return slices.ContainsFunc(slices.Concat(b.all, b.any), func(c condition) bool {
-			return reads(c.key) || reads(c.value)
+			return c.key.reads(variable) || c.value.reads(variable)
+		})
+	})
+}
+
+func (o operand) reads(variable string) bool {
+	return slices.ContainsFunc(o.parts, func(p part) bool {
+		return p.expression != nil && slices.ContainsFunc(variables(p.node), func(name string) bool {
+			return name == variable || strings.HasPrefix(name, variable+".")
 		})
 	})
 }

@@ -20,7 +20,7 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	m.servesWebhook()
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
-		Custom: p.judgeCustom, Digests: p.digests, Templates: o.Config.PodTemplates,
+		Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes, Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
 			m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
@@ -41,6 +41,9 @@ func observe(log klog.Logger, e webhook.Event) {
 	failedOpen := slices.ContainsFunc(e.Decision.Findings, func(f admission.Finding) bool { return f.FailedOpen })
 	log = log.WithValues("operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
 		"name", e.Name, "dryRun", e.DryRun)
+	if e.Patched != "" {
+		log.Info("Patched a pod", "rules", e.Patched, "took", e.Took)
+	}
 	switch {
 	case e.Digests != "":
 		log.Info("Added digests to images", "digests", safetext.Shorten(e.Digests, maxLogged), "took", e.Took)
@@ -94,6 +97,17 @@ func (p *policies) digests(ctx context.Context, namespace string, images []verif
 	}
 	sockets.Wait(ctx)
 	return p.signatures.Digests(ctx, set.rules, namespace, images)
+}
+
+func (p *policies) changes(ctx context.Context, namespace string, elements []verify.Element) (
+	[]*verify.Change, verify.Refusals,
+) {
+	set := p.current.Load()
+	if set == nil || !set.rules.Mutates() {
+		return nil, verify.Refusals{}
+	}
+	sockets.Wait(ctx)
+	return p.signatures.Changes(ctx, set.rules, namespace, elements)
 }
 
 func (p *policies) judgeCustom(ctx context.Context, o verify.CustomObject) *verify.Custom {

@@ -99,6 +99,9 @@ func (c *converter) policy(several bool) (name string, policy fields) {
 	if r.Object != nil {
 		c.none("validate with conditions on request")
 	}
+	if r.Mutation != nil {
+		c.none("mutate")
+	}
 	var validations []any
 	if r.Requirement != nil {
 		text := "(images.containers + images.?initContainers.orValue([]) + images.?ephemeralContainers.orValue([]))" +

@@ -205,6 +205,9 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	if len(nodes) > 0 {
 		out.Requirement = new(requirement.AtLeast(len(nodes), c.Distinct(nodes)...))
 	}
+	if v.Mutate != nil {
+		c.mutate(at.Child("mutate"), v, &out)
+	}
 	hasEffect := out.Requirement != nil || out.Object != nil || out.RequireDigest || out.Default != requirement.NoDefault
 	if !hasEffect {
 		custom = nil // digests are added to pods alone
@@ -223,7 +226,7 @@ func (c *kyvernoCompiler) add(r requirement.Rule, forPods bool, custom *requirem
 		c.Rules = append(c.Rules, r)
 	}
 	if custom != nil {
-		r.Custom, r.Scope, r.MutateDigest, r.FailClosed = custom, requirement.Scope{}, false, false
+		r.Custom, r.Scope, r.MutateDigest, r.FailClosed, r.Mutation = custom, requirement.Scope{}, false, false, nil
 		c.Custom = append(c.Custom, r)
 	}
 }

@@ -69,6 +69,7 @@ type kyvernoVerification struct {
 	// Attestations are statements that the image must have, beside the signatures of Attestors.
 	Attestations []kyvernoAttestation `json:"attestations"`
 	Validate     *kyvernoValidate     `json:"validate"`
+	Mutate       *kyvernoMutate       `json:"mutate"`
 }
 
 type kyvernoAttestors struct {
@@ -165,8 +166,7 @@ func rewriteVerification(m *strictyaml.Mapping) {
 	m.Rename("digestVerify", "verifyDigest")
 	m.Rename("digestMutate", "mutateDigest")
 	m.Rename("attestions", "attestations")
-	refuse("mutate", notYet,
-		"key roots subject issuer additionalExtensions", "not supported; write an entry of attestors",
+	refuse("key roots subject issuer additionalExtensions", "not supported; write an entry of attestors",
 		"skipImageReferences", "not supported; write imageReferences that do not match these images",
 		"imageRegistryCredentials", "not supported; pullgate-policyd uses the credentials that the field credentials of "+
 			"its configuration selects",

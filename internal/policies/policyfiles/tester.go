@@ -157,6 +157,9 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules, atNo
 			}
 			t.notJudged("%s %s image %q", r, what, i.Name)
 		}
+		if r.Mutation != nil {
+			t.notJudged("%s changes the pod for image %q by what was verified, in the webhook", r, i.Name)
+		}
 		if r.Object != nil || r.Selects != nil {
 			t.notJudged("%s has conditions on pods, which the webhook judges", r)
 		}

@@ -237,6 +237,9 @@ type Result struct {
 	// Conditions has a text for each condition on the image: whether it denies, and what was found. Only where signatures
 	// are listed.
 	Conditions []string
+	// Values are those of a patch for an image that meets the requirement, by the texts of the patch. If they were asked
+	// for and are nil, Reason and Message say why. No record and no answer to a node has them.
+	Values map[string]any
 }
 
 // Unavailable reports whether the result is a failure, which says nothing about the image.

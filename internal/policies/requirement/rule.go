@@ -52,13 +52,14 @@ type Rule struct {
 	// such a match.
 	Partly bool
 
-	RequireDigest bool    // The pod must name the image by a digest.
-	MutateDigest  bool    // The webhook adds the digest to an image of a pod that has only a tag.
-	FailClosed    bool    // The failure policy is Fail: without a digest that it should get, a pod is denied.
-	Default       Default // for images in the scope that match no rule of any policy
-	PodsOnly      bool    // The rule is not for pod templates of other objects.
-	Custom        *Custom // The rule is for custom resources, and not for pods. Scope has no meaning then.
-	Hash          string  // of Requirement, "" if it is nil; NewSet sets it
+	Mutation      *Mutation // of pods, in the webhook; nil if there is none
+	RequireDigest bool      // The pod must name the image by a digest.
+	MutateDigest  bool      // The webhook adds the digest to an image of a pod that has only a tag.
+	FailClosed    bool      // The failure policy is Fail: without a digest that it should get, a pod is denied.
+	Default       Default   // for images in the scope that match no rule of any policy
+	PodsOnly      bool      // The rule is not for pod templates of other objects.
+	Custom        *Custom   // The rule is for custom resources, and not for pods. Scope has no meaning then.
+	Hash          string    // of Requirement, "" if it is nil; NewSet sets it
 }
 
 // NeedsSignature reports whether a signature decides whether an image meets the rule; see Requirement.NeedsSignature.

@@ -31,16 +31,19 @@ type validation struct {
 // needs say what is collected for validations beside what signatures need.
 type needs struct{ manifest, config, signatures, attestations, all bool }
 
-func needsOf(list []validation) (n needs) {
-	for _, v := range list {
-		if v.err != nil {
-			continue
-		}
-		n.manifest = n.manifest || v.conditions.Reads("image.manifest")
-		n.config = n.config || v.conditions.Reads("image.config")
-		n.signatures = n.signatures || v.conditions.Reads("signatures")
-		n.attestations = n.attestations || v.conditions.Reads("attestations")
+func needsOf(list []validation, patch *condition.Patch) (n needs) {
+	add := func(reads func(variable string) bool) {
+		n.manifest = n.manifest || reads("image.manifest")
+		n.config = n.config || reads("image.config")
+		n.signatures = n.signatures || reads("signatures")
+		n.attestations = n.attestations || reads("attestations")
 	}
+	for _, v := range list {
+		if v.err == nil {
+			add(v.conditions.Reads)
+		}
+	}
+	add(patch.Reads)
 	n.all = n.signatures || n.attestations // whether another one follows must not depend on the order of a registry
 	return n
 }
@@ -80,12 +83,14 @@ func (r *run) keep(l *leaf, s *signature) {
 	l.counting = append(l.counting, c)
 }
 
-// validate judges the conditions on the image, each after the other leaves of its requirement are met.
+// validate judges the conditions on the image, each after the other leaves of its requirement are met, and gets the
+// values for a patch.
 func (r *run) validate(ctx context.Context) {
 	due := slices.DeleteFunc(slices.Clone(r.validations), func(v validation) bool {
 		return v.err != nil || r.platform == "" || !r.signed(v.of)
 	})
-	if len(due) == 0 {
+	fills := r.image.Patch != nil && r.platform != "" && r.signed(r.want[0].Requirement)
+	if len(due) == 0 && !fills {
 		return
 	}
 	var image map[string]any
@@ -109,6 +114,25 @@ func (r *run) validate(ctx context.Context) {
 			v.signer, v.digest, v.evaluated = v.signed.String(), r.platform, result
 		}
 	}
+	if fills { // whether the requirement is met, result decides
+		if r.values, r.unfilled = r.fill(image, err); r.unfilled != nil && ctx.Err() != nil {
+			r.unfilled = fmt.Errorf("%w: %w", registry.ErrUnavailable, r.unfilled)
+		}
+	}
+}
+
+// fill returns the values for the patch. err is why there is no image.
+func (r *run) fill(image map[string]any, err error) (map[string]any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return guarded(func() (map[string]any, error) {
+		document, err := r.document(r.want[0].Requirement, image)
+		if err != nil {
+			return nil, err
+		}
+		return r.image.Patch.ImageValues(document)
+	})
 }
 
 // complete returns an error if conditions on all signatures and attestations would be judged without some of them.
@@ -200,14 +224,12 @@ func (r *run) describe(ctx context.Context) (image map[string]any, end func(), e
 	return image, end, nil
 }
 
-func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any) (condition.Result, error) {
-	if v.signed.Image.Program != nil {
-		return r.judgeProgram(ctx, v, image)
-	}
+// document returns what expressions read of the image and of what counts for a requirement.
+func (r *run) document(of *requirement.Requirement, image map[string]any) (map[string]any, error) {
 	signatures, attestations := []any{}, []any{}
-	for _, s := range v.of.Signers() {
+	for _, s := range of.Signers() {
 		if l := r.leaves[s]; r.needs.all && l.err != nil { // what it would count is not known
-			return condition.Result{}, l.err
+			return nil, l.err
 		}
 		for _, c := range r.leaves[s].counting {
 			if s.Statement == nil {
@@ -218,14 +240,24 @@ func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any
 			var predicate map[string]any
 			if r.needs.attestations {
 				if json.Unmarshal(c.predicate, &predicate) != nil || predicate == nil {
-					return condition.Result{}, errNoObject
+					return nil, errNoObject
 				}
 				entry["predicate"] = predicate
 			}
 			attestations = append(attestations, entry)
 		}
 	}
-	document := map[string]any{"image": image, "signatures": signatures, "attestations": attestations}
+	return map[string]any{"image": image, "signatures": signatures, "attestations": attestations}, nil
+}
+
+func (r *run) judgeImage(ctx context.Context, v validation, image map[string]any) (condition.Result, error) {
+	if v.signed.Image.Program != nil {
+		return r.judgeProgram(ctx, v, image)
+	}
+	document, err := r.document(v.of, image)
+	if err != nil {
+		return condition.Result{}, err
+	}
 	now := time.Now()
 	result, err := v.conditions.Evaluate(ctx, document, now)
 	if r.list && err == nil {

@@ -51,6 +51,10 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 	}
 	out.Signers = unique(out.Signers)
 	if out.Met {
+		if out.Values = r.values; r.unfilled != nil {
+			m := missOf(r.unfilled)
+			out.Reason, out.Message = m.reason, m.text
+		}
 		return out
 	}
 	name := clean(r.image.Name.String())

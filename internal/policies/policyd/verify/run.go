@@ -32,6 +32,8 @@ type run struct {
 	manifestData []byte // its content, if needs says so
 	kept         int    // bytes of predicates for validations
 	large        int    // how many large attestations were read
+	values       map[string]any
+	unfilled     error // why there are no values for the patch
 
 	opened    map[string]Repository
 	resolved  map[string]bool // digests of documents that were resolved
@@ -87,7 +89,7 @@ func (r *run) collect(ctx context.Context) {
 
 func (r *run) done() bool {
 	open := func(w *requirement.Rule) bool { return w.NeedsSignature() && !r.signed(w.Requirement) }
-	unread := r.needs.all || len(r.validations) > 0 && r.platform == ""
+	unread := r.needs.all || (len(r.validations) > 0 || r.image.Patch != nil) && r.platform == ""
 	return !r.list && !r.image.Background && !unread && !slices.ContainsFunc(r.want, open)
 }
 

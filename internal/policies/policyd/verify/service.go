@@ -119,6 +119,7 @@ type Rules struct {
 	trusted         bool // there is a trusted root
 	verify, webhook Func
 	objects         map[*requirement.Validation]*condition.Compiled // conditions on pods and custom resources
+	patches         map[*requirement.Rule]*condition.Patch          // nil if there is an error
 	custom          *requirement.Set                                // rules for custom resources
 	paths           map[string]*condition.Path                      // where they name images; nil if there is an error
 }
@@ -129,6 +130,7 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 		set: policyfiles.Requirements(set), trusted: set.TrustedRoot != nil, custom: policyfiles.CustomRequirements(set),
 	}
 	r.compileObjects()
+	r.compilePatches()
 	r.compilePaths()
 	if r.verify, r.webhook = s.options.Verify, s.options.Verify; r.verify != nil {
 		return r, nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -64,6 +65,8 @@ type Image struct {
 	// Background says that no pull waits, so that there is no credential of one. All statements are read, and those that
 	// count for longest decide.
 	Background bool
+	// Patch is a patch by the only requirement. If that is met, its result has the values for the patch.
+	Patch *condition.Patch
 }
 
 // ErrName is returned by Verify for an image without a valid name.
@@ -108,7 +111,7 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.
 		}
 	}
 	r.accepted = acceptedTypes(r.order)
-	r.needs = needsOf(r.validations)
+	r.needs = needsOf(r.validations, image.Patch)
 	if !r.done() {
 		limited, cancel := context.WithTimeout(ctx, v.Limits.Time.Value())
 		defer cancel()

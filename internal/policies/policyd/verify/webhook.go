@@ -13,6 +13,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -63,7 +64,7 @@ func (s *Service) judge(ctx context.Context, rules *Rules, namespace string, ima
 	asked.SetLimit(maxAtOnce)
 	for i, q := range open {
 		asked.Go(func() error {
-			answers[i].Report, answers[i].err = s.ask(ctx, rules, q.name, q.rules)
+			answers[i].Report, answers[i].err = s.ask(ctx, rules, q.name, q.rules, nil)
 			return nil
 		})
 	}
@@ -104,12 +105,8 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 	findings []admission.Finding, undetermined []string,
 ) {
 	for _, r := range rules {
-		var result requirement.Result
-		i := slices.IndexFunc(a.Results, func(result requirement.Result) bool { return result.Requirement == r.Hash })
-		if i >= 0 {
-			result = a.Results[i]
-		}
-		unknown, why := a.unknown(result, i >= 0, name, r.Requirement), "it could not read them from the registry"
+		result, ok := a.of(r)
+		unknown, why := a.unknown(result, ok, name, r.Requirement), "it could not read them from the registry"
 		if !trusted && !result.Met && r.Requirement.UsesTrustedRoot() {
 			unknown, why = "no trusted root", "it has no trusted root; set trustedRoot to that of the nodes"
 		}
@@ -132,6 +129,14 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 		}
 	}
 	return findings, undetermined
+}
+
+func (a answer) of(r *requirement.Rule) (result requirement.Result, ok bool) {
+	i := slices.IndexFunc(a.Results, func(result requirement.Result) bool { return result.Requirement == r.Hash })
+	if i >= 0 {
+		result = a.Results[i]
+	}
+	return result, i >= 0
 }
 
 // unknown returns why the answer for a requirement is neither an approval nor a denial here; "" if it is one. This
@@ -158,18 +163,22 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	return ""
 }
 
-func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) (
-	report requirement.Report, err error,
-) {
+// ask asks about rules. With a patch, which is by the only rule, the result has the values for it.
+func (s *Service) ask(
+	ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule, patch *condition.Patch,
+) (report requirement.Report, err error) {
+	if patch.Key() == "" {
+		patch = nil
+	}
 	want := slices.SortedFunc(slices.Values(applied),
 		func(a, b *requirement.Rule) int { return cmp.Compare(a.Hash, b.Hash) })
 	want = slices.CompactFunc(want, func(a, b *requirement.Rule) bool { return a.Hash == b.Hash })
 	if digest, ok := s.digestOf(name); ok {
-		if report, missing := s.known(name.Repository(), digest, want); len(missing) == 0 {
+		if report, missing := s.known(name.Repository(), digest, want, patch); len(missing) == 0 {
 			return report, nil
 		}
 	}
-	k := key{rules: rules, name: name, webhook: true}
+	k := key{rules: rules, name: name, webhook: true, requirements: patch.Key()}
 	for _, w := range want {
 		k.requirements += w.Hash + "\n"
 	}
@@ -180,18 +189,22 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 		if err != nil {
 			return report, err
 		}
-		report, missing := s.known(name.Repository(), digest, want)
+		report, missing := s.known(name.Repository(), digest, want, patch)
 		if len(missing) == 0 {
 			return report, nil
 		}
-		image := Image{Name: imageref.New(name.Repository() + "@" + digest)}
+		image := Image{Name: imageref.New(name.Repository() + "@" + digest), Patch: patch}
 		got, err := rules.webhook(ctx, image, missing, admission.Login{}, false)
 		if err != nil {
 			return report, err
 		}
 		s.countAll(got)
 		for _, r := range got.Results {
-			s.keep(fact{name.Repository(), digest, r.Requirement}, r)
+			s.keep(fact{name.Repository(), digest, r.Requirement, patch.Key()}, r)
+			if r.Met && patch != nil { // the validating webhook asks about the same
+				r.Values, r.Reason, r.Message = nil, "", ""
+				s.keep(fact{name.Repository(), digest, r.Requirement, ""}, r)
+			}
 		}
 		report.Results = append(report.Results, got.Results...)
 		return report, nil
@@ -232,14 +245,15 @@ const (
 	metFor, deniedFor, tagFor = time.Hour, 10 * time.Second, 10 * time.Second
 )
 
-// A fact is what a result is about. The hash covers the trusted root; the repository is where signatures count.
-type fact struct{ repository, digest, requirement string }
+// A fact is what a result is about, with the values for a patch by its key. The hash covers the trusted root; the
+// repository is where signatures count.
+type fact struct{ repository, digest, requirement, patch string }
 
-func (s *Service) known(repository, digest string, want []*requirement.Rule) (
+func (s *Service) known(repository, digest string, want []*requirement.Rule, patch *condition.Patch) (
 	report requirement.Report, missing []*requirement.Rule,
 ) {
 	for _, w := range want {
-		value, _ := s.results.Get(fact{repository, digest, w.Hash})
+		value, _ := s.results.Get(fact{repository, digest, w.Hash, patch.Key()})
 		if r, ok := value.(requirement.Result); ok {
 			report.Results = append(report.Results, r)
 		} else {
@@ -250,7 +264,7 @@ func (s *Service) known(repository, digest string, want []*requirement.Rule) (
 }
 
 func (s *Service) keep(f fact, r requirement.Result) {
-	if r.Met {
+	if r.Met && r.Reason == "" {
 		keep := metFor
 		if !r.Until.IsZero() {
 			keep = min(keep, time.Until(r.Until))

@@ -102,6 +102,7 @@ func (h *Handler) respond(
 		a.audit = auditAnnotations(a.decision.Findings)
 	}
 	event.Outcome, event.Decision, event.AuditAnnotations, event.Digests = a.outcome, a.decision, a.audit, a.digests
+	event.Patched = a.audit[patchedKey]
 	switch a.outcome {
 	case Invalid:
 		response = denial(http.StatusUnprocessableEntity, q.sentence(a.text))
@@ -183,7 +184,7 @@ type answer struct {
 	audit    map[string]string
 	// text says what is invalid. Of a denial it begins with the place of the pod template, if there are several.
 	text     string
-	warnings []string // sentences about images whose signatures are not judged here, or that keep their tags
+	warnings []string // sentences about images whose signatures are not judged here, and changes that are not made
 	patch    []byte   // of an object that is changed, in JSON
 	digests  string   // notes of what was added
 	// unselected are the rules that are not for the pod.

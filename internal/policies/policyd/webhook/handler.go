@@ -60,6 +60,8 @@ type Options struct {
 	Digests func(ctx context.Context, namespace string, images []verify.Tagged) (
 		digests []string, findings []admission.Finding, unresolved []string,
 	)
+	// Changes returns what rules do to a new pod for images with digests; see verify.Service.Changes.
+	Changes func(ctx context.Context, namespace string, elements []verify.Element) ([]*verify.Change, verify.Refusals)
 	// Object returns the findings of rules with conditions on pods; see verify.Service.JudgeObject.
 	Object func(context.Context, verify.Object) ([]admission.Finding, verify.Unselected)
 	// Custom judges an object by rules for custom resources; nil if none is for it. See verify.Service.JudgeCustom.
@@ -102,6 +104,7 @@ type Event struct {
 	Decision                             admission.Decision // Decision has the findings of all validators and backends
 	AuditAnnotations                     map[string]string  // those of backends and rules
 	Digests                              string             // that were added to images, in JSON; "" if none were
+	Patched                              string             // the rules that have patched the pod
 	Took                                 time.Duration
 }
 

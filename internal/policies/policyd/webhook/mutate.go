@@ -11,6 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -83,8 +84,8 @@ func (h *Handler) mutate(ctx context.Context, b received, event *Event) (any, *r
 	return h.admit(b, event, func(q *question) answer { return h.change(ctx, q) })
 }
 
-// change adds digests to the images of a pod. A pod template is not changed: its pods are, and programs that compare
-// templates with files would see a difference.
+// change adds digests to the images of a pod, and then patches a new one. A pod template is not changed: its pods are,
+// and programs that compare templates with files would see a difference.
 func (h *Handler) change(ctx context.Context, q *question) answer {
 	allowed := answer{outcome: NotJudged, decision: admission.Decision{Answer: admission.Admit}}
 	if !q.pods || q.SubResource != "" && q.SubResource != "ephemeralcontainers" ||
@@ -94,6 +95,10 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 	pod, old, known := q.podOf()
 	if pod == nil {
 		return known
+	}
+	raw := q.Object.Raw
+	if q.update || len(raw) > maxPatched {
+		raw = nil
 	}
 	q.release()
 	places, before := placesOf(pod), map[string]string{}
@@ -134,19 +139,23 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 	if !ops.annotate(pod, all) && len(added) > 0 {
 		return invalidAnswer("it names too many images for the annotation " + DigestsAnnotation)
 	}
+	if len(added) > 0 {
+		allowed.digests = added.String()
+		allowed.audit = map[string]string{digestsKey: allowed.digests}
+	}
+	for key, n := range all {
+		if _, add := added[key]; len(added) > 0 && !add && now[key] == n && stored[key] != n {
+			allowed.audit = map[string]string{digestsAgainKey: allowed.digests}
+		}
+	}
+	if h.options.Changes != nil && !q.update {
+		if ops = h.patchPod(ctx, q, &allowed, places, raw, ops); allowed.denies() {
+			return allowed
+		}
+	}
 	allowed.outcome = Unchanged
 	if len(ops) > 0 {
 		allowed.outcome, allowed.patch = Changed, ops.json()
-	}
-	if len(added) == 0 {
-		return allowed
-	}
-	allowed.digests = added.String()
-	allowed.audit = map[string]string{digestsKey: allowed.digests}
-	for key, n := range all {
-		if _, add := added[key]; !add && now[key] == n && stored[key] != n {
-			allowed.audit = map[string]string{digestsAgainKey: allowed.digests}
-		}
 	}
 	return allowed
 }
@@ -187,15 +196,11 @@ func (n notes) String() string {
 }
 
 // A patch is one of RFC 6902.
-type patch []patchOperation
+type patch []requirement.PatchOperation
 
-type patchOperation struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value,omitempty"`
+func (p *patch) set(op, path string, value any) {
+	*p = append(*p, requirement.PatchOperation{Op: op, Path: path, Value: value})
 }
-
-func (p *patch) set(op, path string, value any) { *p = append(*p, patchOperation{op, path, value}) }
 
 // annotate sets the annotation, or removes it if there is nothing to note, or too much. Then it returns false.
 func (p *patch) annotate(pod *corev1.Pod, all notes) bool {
@@ -209,7 +214,7 @@ func (p *patch) annotate(pod *corev1.Pod, all notes) bool {
 		p.set("remove", path, nil)
 	case none || text == now:
 	case len(pod.Annotations) == 0:
-		p.set("add", annotations, map[string]string{DigestsAnnotation: text})
+		p.set("add", annotations, map[string]any{DigestsAnnotation: text})
 	default:
 		p.set("add", path, text)
 	}

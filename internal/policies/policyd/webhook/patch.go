@@ -1,0 +1,251 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/condition"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// patchedKey is the key of the audit annotation with the rules that have patched a pod.
+const patchedKey = "patched-by"
+
+const (
+	maxPatched     = 128 << 10 // bounds a pod that rules patch, in bytes, before and after it
+	maxPatchedNote = 4096      // bounds the audit annotation, in characters
+)
+
+// patchPod applies what rules do to a new pod after the operations before, and returns the operations for both. raw is
+// the pod; nil if it is too large.
+func (h *Handler) patchPod(
+	ctx context.Context, q *question, a *answer, places []place, raw []byte, before patch,
+) patch {
+	var elements []verify.Element
+	for _, p := range places {
+		if name, is := strings.CutPrefix(p.key, "containers/"); is && imageref.New(p.image).Name().IsDigest() {
+			elements = append(elements, verify.Element{Name: name, Image: p.image})
+		}
+	}
+	if len(elements) == 0 {
+		return before
+	}
+	changes, refused := h.options.Changes(ctx, q.Namespace, elements)
+	after, by := before, []string(nil)
+	switch large := len(raw)*len(changes) > largeBody; {
+	case len(changes) == 0:
+	case large && h.decoding.Acquire(ctx, 1) != nil:
+		refuseAll(&refused, changes, "it is large, and was not changed in time because of others that are large")
+	default:
+		if large {
+			defer h.decoding.Release(1)
+		}
+		after, by = q.patched(ctx, changes, &refused, raw, before)
+	}
+	a.warnings = append(a.warnings, refused.Warnings...)
+	if len(refused.Findings) > 0 {
+		*a = a.with(refused.Findings)
+		a.audit, a.digests = nil, "" // nothing is added
+		return nil
+	}
+	if len(by) > 0 {
+		if a.audit == nil {
+			a.audit = map[string]string{}
+		}
+		a.audit[patchedKey] = safetext.Shorten(strings.Join(by, "; "), maxPatchedNote)
+	}
+	return after
+}
+
+// patched returns the operations for a pod, and the rules that change it. If one of them would go on to change the pod,
+// or another one, none does.
+func (q *question) patched(
+	ctx context.Context, changes []*verify.Change, refused *verify.Refusals, raw []byte, before patch,
+) (after patch, by []string) {
+	original, pod, want, err := start(raw, before)
+	if err != nil {
+		refuseAll(refused, changes, err.Error())
+		return before, nil
+	}
+	var applied []*verify.Change
+	for _, c := range changes {
+		next, err := q.apply(ctx, pod, c)
+		if err == nil {
+			err = want.check(next)
+		}
+		if err != nil {
+			refused.Add(c, err.Error())
+			continue
+		}
+		if name := c.Rule.String(); !reflect.DeepEqual(pod, next) && !slices.Contains(by, name) {
+			by = append(by, name)
+		}
+		pod, applied = next, append(applied, c)
+	}
+	for _, c := range applied {
+		if again, err := q.apply(ctx, pod, c); err == nil && reflect.DeepEqual(pod, again) {
+			continue
+		}
+		why := fmt.Sprintf("%s would change it again, by itself or because another patch undoes it", c.Rule)
+		refuseAll(refused, applied, why)
+		return before, nil
+	}
+	if len(by) == 0 {
+		return before, nil
+	}
+	for _, name := range []string{"metadata", "spec"} { // an operation for each field would be smaller
+		if !reflect.DeepEqual(original[name], pod[name]) {
+			after.set("replace", "/"+name, pod[name])
+		}
+	}
+	return after, by
+}
+
+func refuseAll(refused *verify.Refusals, changes []*verify.Change, why string) {
+	for _, c := range changes {
+		refused.Add(c, why)
+	}
+}
+
+// start returns a pod, the same after operations, and the form of that.
+func start(raw []byte, before patch) (original, named map[string]any, f form, err error) {
+	if raw == nil {
+		return nil, nil, f, errTooLarge
+	}
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &original); err != nil {
+		return nil, nil, f, err
+	}
+	named = runtime.DeepCopyJSON(original)
+	for _, o := range before {
+		if _, err := edit(named, pointer(o.Path), o); err != nil {
+			return nil, nil, f, err
+		}
+	}
+	f, err = formOf(named)
+	return original, named, f, err
+}
+
+var errTooLarge = fmt.Errorf("the pod has more than %d bytes", maxPatched)
+
+// apply returns the pod that a rule makes of one.
+func (q *question) apply(ctx context.Context, pod map[string]any, c *verify.Change) (map[string]any, error) {
+	text, err := json.Marshal(pod)
+	if err != nil {
+		return nil, err
+	}
+	object := verify.Object{Namespace: q.Namespace, Operation: string(q.Operation), JSON: text}
+	merge, operations, err := c.Fill(ctx, object)
+	next := runtime.DeepCopyJSON(pod)
+	if err == nil && merge != nil {
+		if next, err = strategicpatch.StrategicMergeMapPatch(next, merge, corev1.Pod{}); err != nil {
+			err = errors.New("the strategic merge cannot be applied to the pod") // otherwise it could quote the pod
+		}
+	}
+	for i := 0; err == nil && i < len(operations); i++ {
+		_, err = edit(next, pointer(operations[i].Path), operations[i])
+	}
+	return next, err
+}
+
+// A form is what a patch must not change: the images and their places, and annotations with a meaning for pullgate.
+type form struct {
+	places    []place
+	protected map[string]string
+	unknown   []string // errors about fields, of a newer API server for example
+}
+
+func formOf(object map[string]any) (f form, err error) {
+	text, err := json.Marshal(object)
+	if err != nil {
+		return f, err
+	}
+	if len(text) > maxPatched {
+		return f, errTooLarge
+	}
+	var pod corev1.Pod
+	strict, err := kjson.UnmarshalStrict(text, &pod)
+	if err != nil {
+		return f, fmt.Errorf("the result is not a Pod: %w", err)
+	}
+	for _, e := range strict {
+		f.unknown = append(f.unknown, e.Error())
+	}
+	f.places, f.protected = placesOf(&pod), pod.Annotations
+	maps.DeleteFunc(f.protected, func(key, _ string) bool { return !condition.ProtectedAnnotation(key) })
+	return f, nil
+}
+
+func (f form) check(object map[string]any) error {
+	now, err := formOf(object)
+	switch {
+	case err != nil:
+		return err
+	case !slices.Equal(now.places, f.places):
+		return errors.New("the result has other images, containers or image volumes")
+	case !maps.Equal(now.protected, f.protected):
+		return errors.New("the result has another annotation with a meaning for pullgate")
+	}
+	for _, e := range now.unknown {
+		if !slices.Contains(f.unknown, e) {
+			return fmt.Errorf("the result is not a Pod: %s", e)
+		}
+	}
+	return nil
+}
+
+// pointer returns the parts of a JSON pointer.
+func pointer(path string) []string {
+	parts := strings.Split(path, "/")[1:]
+	for i := range parts {
+		parts[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(parts[i])
+	}
+	return parts
+}
+
+// edit applies an operation of a JSON patch below a value, and returns what takes its place. Unlike in RFC 6902, and as
+// in Kyverno, objects around what is added are made, and what is removed may be absent: a patch can be applied twice.
+func edit(v any, path []string, o requirement.PatchOperation) (any, error) {
+	if len(path) == 0 {
+		return o.Value, nil
+	}
+	if v == nil {
+		v = map[string]any{}
+	}
+	var err error
+	switch at := v.(type) {
+	case map[string]any:
+		old := at[path[0]]
+		switch _, exists := at[path[0]]; {
+		case o.Op == "remove" && (len(path) == 1 || old == nil):
+			delete(at, path[0])
+		case o.Op == "replace" && !exists:
+			return nil, fmt.Errorf("there is no %s to replace", o.Path)
+		default:
+			at[path[0]], err = edit(old, path[1:], o)
+		}
+	case []any:
+		i, invalid := strconv.Atoi(path[0])
+		if invalid != nil || i < 0 || i >= len(at) || len(path) == 1 && o.Op != "replace" {
+			return nil, fmt.Errorf("there is no position %s for %s", path[0], o.Path)
+		}
+		at[i], err = edit(at[i], path[1:], o)
+	default:
+		return nil, fmt.Errorf("there is no object for %s", o.Path)
+	}
+	return v, err
+}
