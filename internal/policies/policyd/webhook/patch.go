@@ -8,9 +8,9 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
@@ -130,11 +130,8 @@ func start(raw []byte, before patch) (original, named map[string]any, f form, er
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &original); err != nil {
 		return nil, nil, f, err
 	}
-	named = runtime.DeepCopyJSON(original)
-	for _, o := range before {
-		if _, err := edit(named, pointer(o.Path), o); err != nil {
-			return nil, nil, f, err
-		}
+	if named, err = operate(original, before); err != nil {
+		return nil, nil, f, err
 	}
 	f, err = formOf(named)
 	return original, named, f, err
@@ -150,16 +147,17 @@ func (q *question) apply(ctx context.Context, pod map[string]any, c *verify.Chan
 	}
 	object := verify.Object{Namespace: q.Namespace, Operation: string(q.Operation), JSON: text}
 	merge, operations, err := c.Fill(ctx, object)
-	next := runtime.DeepCopyJSON(pod)
-	if err == nil && merge != nil {
-		if next, err = strategicpatch.StrategicMergeMapPatch(next, merge, corev1.Pod{}); err != nil {
-			err = errors.New("the strategic merge cannot be applied to the pod") // otherwise it could quote the pod
-		}
+	if err != nil {
+		return nil, err
 	}
-	for i := 0; err == nil && i < len(operations); i++ {
-		_, err = edit(next, pointer(operations[i].Path), operations[i])
+	if merge == nil {
+		return operate(pod, operations)
 	}
-	return next, err
+	next, err := strategicpatch.StrategicMergeMapPatch(runtime.DeepCopyJSON(pod), merge, corev1.Pod{})
+	if err != nil {
+		return nil, errors.New("the strategic merge cannot be applied to the pod") // the error could quote the pod
+	}
+	return next, nil
 }
 
 // A form is what a patch must not change: the images and their places, and annotations with a meaning for pullgate.
@@ -208,44 +206,26 @@ func (f form) check(object map[string]any) error {
 	return nil
 }
 
-// pointer returns the parts of a JSON pointer.
-func pointer(path string) []string {
-	parts := strings.Split(path, "/")[1:]
-	for i := range parts {
-		parts[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(parts[i])
+// operate returns a pod after operations. Unlike in RFC 6902, and as in Kyverno, objects around what is added are made,
+// and what is removed may be absent: a patch can be applied twice.
+func operate(pod map[string]any, operations []requirement.PatchOperation) (next map[string]any, err error) {
+	text, err := json.Marshal(pod)
+	if err != nil {
+		return nil, err
 	}
-	return parts
-}
-
-// edit applies an operation of a JSON patch below a value, and returns what takes its place. Unlike in RFC 6902, and as
-// in Kyverno, objects around what is added are made, and what is removed may be absent: a patch can be applied twice.
-func edit(v any, path []string, o requirement.PatchOperation) (any, error) {
-	if len(path) == 0 {
-		return o.Value, nil
+	list, err := json.Marshal(operations)
+	if err != nil {
+		return nil, err
 	}
-	if v == nil {
-		v = map[string]any{}
+	decoded, err := jsonpatch.DecodePatch(list)
+	if err != nil {
+		return nil, err
 	}
-	var err error
-	switch at := v.(type) {
-	case map[string]any:
-		old := at[path[0]]
-		switch _, exists := at[path[0]]; {
-		case o.Op == "remove" && (len(path) == 1 || old == nil):
-			delete(at, path[0])
-		case o.Op == "replace" && !exists:
-			return nil, fmt.Errorf("there is no %s to replace", o.Path)
-		default:
-			at[path[0]], err = edit(old, path[1:], o)
-		}
-	case []any:
-		i, invalid := strconv.Atoi(path[0])
-		if invalid != nil || i < 0 || i >= len(at) || len(path) == 1 && o.Op != "replace" {
-			return nil, fmt.Errorf("there is no position %s for %s", path[0], o.Path)
-		}
-		at[i], err = edit(at[i], path[1:], o)
-	default:
-		return nil, fmt.Errorf("there is no object for %s", o.Path)
+	options := jsonpatch.NewApplyOptions()
+	options.SupportNegativeIndices = false
+	options.AllowMissingPathOnRemove, options.EnsurePathExistsOnAdd = true, true
+	if text, err = decoded.ApplyWithOptions(text, options); err != nil {
+		return nil, fmt.Errorf("the operations cannot be applied: %w", err)
 	}
-	return v, err
+	return next, kjson.UnmarshalCaseSensitivePreserveInts(text, &next)
 }
