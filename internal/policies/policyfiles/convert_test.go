@@ -68,3 +68,12 @@ func TestConversionOfMutateDigest(t *testing.T) {
 		t.Errorf("%+v\n%s", r, documents[0])
 	}
 }
+
+func TestConversionOfMutate(t *testing.T) {
+	documents, _, err := policyfiles.ConvertKyverno(policyfiles.File{
+		Name: "a.yaml", Data: []byte(readFile(t, "../../../docs/examples/mutate/policies/scan-time.yaml")),
+	}, now())
+	if err == nil || !strings.Contains(err.Error(), ": mutate has no equivalent") {
+		t.Errorf("%v\n%s", err, bytes.Join(documents, nil))
+	}
+}
