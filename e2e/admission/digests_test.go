@@ -95,6 +95,12 @@ func digests(r *row) {
 			return err
 		}
 		_, err = pods.Create(r.Context(), tagged("probe", unsigned), dryRunOnly)
+		if err := denied(err, `webhook "mutate.pullgate.dev" denied`, "not met"); err != nil {
+			return err
+		}
+		other := tagged("probe", one)
+		other.Spec.InitContainers = []corev1.Container{{Name: "init", Image: unsigned}} // of which no patch depends
+		_, err = pods.Create(r.Context(), other, dryRunOnly)
 		return denies(err, "not met")
 	})
 	r.wantDoctor("ok", "mutate.pullgate.dev", "https://"+h.Address+"/admission/mutate: reached")
@@ -207,7 +213,7 @@ func digests(r *row) {
 	}
 	applied(metav1.DryRunAll)
 	r.until("the image that the tag has now is resolved, and denied", func() error {
-		return denies(r.createPod(tagged("moved", one)), "not met")
+		return denied(r.createPod(tagged("moved", one)), "not met")
 	})
 }
 

@@ -59,7 +59,13 @@ func CompilePatch(m *requirement.Mutation) (*Patch, field.ErrorList) {
 		return nil, c.errs
 	}
 	slices.Sort(p.image)
-	p.key = strings.Join(p.image, "\n")
+	if p.image != nil {
+		text, err := json.Marshal(p.image)
+		if err != nil {
+			return nil, field.ErrorList{field.InternalError(at, err)}
+		}
+		p.key = string(text)
+	}
 	return p, nil
 }
 
@@ -136,12 +142,24 @@ func (c *patchCompiler) operations(at *field.Path, list []requirement.PatchOpera
 	}
 }
 
+// mergeKeys are the fields of a pod by which a strategic merge finds an element of a list.
+func mergeKeys() []string {
+	return []string{"containerPort", "devicePath", "ip", "mountPath", "name", "topologyKey", "uid"}
+}
+
 // value compiles the texts in a value.
 func (c *patchCompiler) value(at *field.Path, v any) {
 	switch v := v.(type) {
 	case []any:
 		for i := range v {
 			c.value(at.Index(i), v[i])
+			entry, _ := v[i].(map[string]any)
+			for _, key := range mergeKeys() {
+				if text, _ := entry[key].(string); slices.Contains(c.image, text) {
+					c.invalid(at.Index(i).Child(key), text,
+						"must not be about the image, which would choose the element that is changed")
+				}
+			}
 		}
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
@@ -260,7 +278,11 @@ func (p *Patch) Fill(image map[string]any, pod any) (
 			return s
 		}
 		v, ok := image[s]
-		if !ok {
+		switch {
+		case ok:
+		case slices.Contains(p.image, s):
+			failed = fmt.Errorf("the value of %s is not known", o.literal)
+		default:
 			v, failed = o.filled(pod)
 		}
 		if t, ok := v.(string); ok {

@@ -90,6 +90,14 @@ func TestPatchesThatAreRefused(t *testing.T) {
 			`"policy.pullgate.dev/a": must not set`,
 		},
 		{operation("add, path: /spec/nodeName, value: {$patch: a}"), `[0].value: Invalid value: "$patch"`},
+		{
+			"{spec: {containers: [{name: '{{ image.config.name }}', tty: true}]}}",
+			`containers[0].name: Invalid value: "{{ image.config.name }}": must not be about the image`,
+		},
+		{
+			operation("add, path: /spec/volumes, value: [{name: '{{ image.digest }}', emptyDir: {}}]"),
+			`[0].value[0].name: Invalid value: "{{ image.digest }}": must not be about the image`,
+		},
 		{"{metadata: {labels: {" + many + "}}}", "mutate: Too many: 51: must have at most 50 items"},
 	} {
 		text, want := tc[0], tc[1]
@@ -184,6 +192,9 @@ func TestValuesOfPatchesAreBounded(t *testing.T) {
 	if _, _, err := p.Fill(values, nil); err == nil || err.Error() != "the values have more than 65536 bytes" {
 		t.Errorf("filled in: %v", err)
 	}
+	if _, _, err := p.Fill(nil, data); err == nil || err.Error() != "the value of {{ image.digest }} is not known" {
+		t.Errorf("of the image, and not known: %v", err)
+	}
 }
 
 // Patches that read the same of an image share its values, and others do not.
@@ -197,7 +208,9 @@ func TestKeysOfPatches(t *testing.T) {
 	}
 	a := key("{metadata: {labels: {a: '{{ image.digest }}', b: '{{ element.name }}', c: x}}}")
 	if a == "" || a != key("[{op: add, path: /metadata/labels/d, value: '{{ image.digest }}'}]") ||
-		a == key("{metadata: {labels: {a: '{{ image.digest }}-'}}}") {
+		a == key("{metadata: {labels: {a: '{{ image.digest }}-'}}}") ||
+		key(`{metadata: {labels: {a: "{{ image.config }}\n{{ image.digest }}"}}}`) ==
+			key("{metadata: {labels: {a: '{{ image.digest }}', b: '{{ image.config }}'}}}") {
 		t.Error("keys are not those of the texts on the image")
 	}
 	var none *condition.Patch

@@ -113,46 +113,56 @@ func adding(a requirement.ImageRules) (strictest *requirement.Rule) {
 	return strictest
 }
 
-// The limits of a namespace: how many of its images are resolved at the same time, so that others have turns at the
-// same registry, and how many of them are in flight. A tenant can have many namespaces.
+// The limits of a namespace: how many of its images are resolved, or verified for changes, at the same time, so that
+// others have turns at the same registry, and how many of them are in flight. A tenant can have many namespaces.
 const maxPerNamespace, maxOfNamespace = maxPerRegistry / 2, maxFlights / 32
 
-var errLate = errors.New("it was not resolved in time")
+var errLate = errors.New("it was not answered in time")
 
+// A namespaced is what is asked for a namespace: a digest, or what a change needs.
 type namespaced struct {
 	namespace string
 	name      imageref.Name
+	change    string
 }
 
-func newResolving() *inflight.Group[namespaced, string] {
-	return inflight.New[namespaced, string](inflight.Limits{
+func newNamespaces() *inflight.Group[namespaced, requirement.Report] {
+	return inflight.New[namespaced, requirement.Report](inflight.Limits{
 		PerTenant: maxPerNamespace, TenantSize: maxOfNamespace, TotalSize: maxFlights, Wait: waitLimit,
 	}, nil)
 }
 
-// digest resolves an image for a namespace. It goes on if the caller leaves, so that a repeated request finds it.
-func (s *Service) digest(ctx context.Context, namespace string, name imageref.Ref) (string, error) {
+// askIn asks in a turn of a namespace. It goes on if the caller leaves, so that a repeated request finds the answer.
+func (s *Service) askIn(
+	ctx context.Context, k namespaced, ask func(context.Context) (requirement.Report, error),
+) (report requirement.Report, err error) {
 	if ctx.Err() != nil { // the rest of the images of a request must not fill the queue
-		return "", errLate
+		return report, errLate
 	}
-	digest, err := s.resolving.Do(ctx, namespaced{namespace, name.Name()}, inflight.Work[string]{
-		Tenant: namespace, Size: 1, Ending: inflight.Continue,
-		Run: func(ctx context.Context, _ inflight.Turn[string]) (string, error) {
-			report, err := s.share(ctx, key{name: name, webhook: true},
-				func(ctx context.Context) (requirement.Report, error) {
-					ctx, cancel := context.WithTimeout(ctx, s.options.Config.Limits.Time.Value())
-					defer cancel()
-					digest, err := s.resolve(ctx, name)
-					return requirement.Report{Results: []requirement.Result{{Digest: digest}}}, err
-				})
-			if err != nil {
-				return "", err
-			}
-			return report.Results[0].Digest, nil
+	report, err = s.namespaces.Do(ctx, k, inflight.Work[requirement.Report]{
+		Tenant: k.namespace, Size: 1, Ending: inflight.Continue,
+		Run: func(ctx context.Context, _ inflight.Turn[requirement.Report]) (requirement.Report, error) {
+			return ask(ctx)
 		},
 	})
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		err = errLate
 	}
-	return digest, err
+	return report, err
+}
+
+func (s *Service) digest(ctx context.Context, namespace string, name imageref.Ref) (string, error) {
+	report, err := s.askIn(ctx, namespaced{namespace: namespace, name: name.Name()},
+		func(ctx context.Context) (requirement.Report, error) {
+			return s.share(ctx, key{name: name, webhook: true}, func(ctx context.Context) (requirement.Report, error) {
+				ctx, cancel := context.WithTimeout(ctx, s.options.Config.Limits.Time.Value())
+				defer cancel()
+				digest, err := s.resolve(ctx, name)
+				return requirement.Report{Results: []requirement.Result{{Digest: digest}}}, err
+			})
+		})
+	if err != nil {
+		return "", err
+	}
+	return report.Results[0].Digest, nil
 }

@@ -292,7 +292,7 @@ func TestResolutionsGoOnWithoutTheCaller(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if got, _, unresolved := w.Digests(ctx, w.rules, "team", tagged("r.test/app:1")); got[0] != "" ||
-			len(unresolved) != 1 || !strings.Contains(w.logged(t), "not resolved in time") {
+			len(unresolved) != 1 || !strings.Contains(w.logged(t), "not answered in time") {
 			t.Errorf("%q, %q, log %s", got, unresolved, w.logged(t))
 		}
 		time.Sleep(5 * time.Second)

@@ -115,8 +115,8 @@ func (r *run) validate(ctx context.Context) {
 		}
 	}
 	if fills { // whether the requirement is met, result decides
-		if r.values, r.unfilled = r.fill(image, err); r.unfilled != nil && ctx.Err() != nil {
-			r.unfilled = fmt.Errorf("%w: %w", registry.ErrUnavailable, r.unfilled)
+		if r.values, r.unfilled = r.fill(image, err); ctx.Err() != nil { // not all evidence can have been read
+			r.values, r.unfilled = nil, fmt.Errorf("%w: %w", registry.ErrUnavailable, ctx.Err())
 		}
 	}
 }

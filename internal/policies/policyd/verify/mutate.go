@@ -40,12 +40,16 @@ type Refusals struct {
 func (r *Refusals) Add(c *Change, why string) {
 	f := c.Rule.Finding(admission.Deny, admission.FieldUnknown, fmt.Sprintf("image %q: %s does not change the pod: %s",
 		safetext.Shorten(c.Image, requirement.MaxText), c.Rule, safetext.ASCII(why, maxMiss)))
-	switch said := func(o admission.Finding) bool { return o.Message == f.Message }; {
-	case slices.ContainsFunc(r.Findings, said), slices.Contains(r.Warnings, f.Message):
-	case closed(c.Rule):
-		r.Findings = append(r.Findings, f)
-	default:
+	if closed(c.Rule) {
+		r.deny(f)
+	} else if !slices.Contains(r.Warnings, f.Message) {
 		r.Warnings = append(r.Warnings, f.Message)
+	}
+}
+
+func (r *Refusals) deny(f admission.Finding) {
+	if !slices.ContainsFunc(r.Findings, func(o admission.Finding) bool { return o.Message == f.Message }) {
+		r.Findings = append(r.Findings, f)
 	}
 }
 
@@ -67,7 +71,8 @@ func (r *Rules) Mutates() bool { return len(r.patches) > 0 }
 const MaxChanges = 32
 
 // Changes returns what rules do to a new pod for those of its images that meet them, in the order of the images and of
-// the rules. An image that does not meet a rule is none of its business: the validating webhook denies or reports it.
+// the rules. An image that does not meet a rule is denied as in the validating webhook if the rule fails closed, and is
+// otherwise left to that.
 func (s *Service) Changes(ctx context.Context, rules *Rules, namespace string, elements []Element) (
 	changes []*Change, refused Refusals,
 ) {
@@ -89,7 +94,10 @@ func (s *Service) Changes(ctx context.Context, rules *Rules, namespace string, e
 	asked.SetLimit(maxAtOnce)
 	for i, c := range changes {
 		asked.Go(func() error {
-			answers[i] = s.askFor(ctx, rules, c)
+			k := namespaced{namespace, imageref.New(c.Image).Name(), c.Rule.Hash + c.patch.Key()}
+			answers[i].Report, answers[i].err = s.askIn(ctx, k, func(ctx context.Context) (requirement.Report, error) {
+				return s.askFor(ctx, rules, c)
+			})
 			return nil
 		})
 	}
@@ -113,6 +121,8 @@ func (s *Service) Changes(ctx context.Context, rules *Rules, namespace string, e
 				"image", safetext.Shorten(c.Image, requirement.MaxText), "reason", safetext.Shorten(unknown, requirement.MaxText))
 			// What the registry did is in the log alone: a tenant could tell by it what is at an address.
 			refused.Add(c, "pullgate-policyd could not verify the image")
+		case !result.Met && closed(c.Rule): // by the time of the validating webhook it could be met
+			refused.deny(c.Rule.NotMet(imageref.New(c.Image), result.Reason, result.Message))
 		case !result.Met:
 		case result.Reason != "":
 			refused.Add(c, result.Message)
@@ -128,21 +138,21 @@ func (s *Service) Changes(ctx context.Context, rules *Rules, namespace string, e
 
 // askFor asks for the values of a change. More is read for them than for the rule alone: what exceeds a limit by it can
 // meet the rule, and has no values then.
-func (s *Service) askFor(ctx context.Context, rules *Rules, c *Change) (a answer) {
+func (s *Service) askFor(ctx context.Context, rules *Rules, c *Change) (requirement.Report, error) {
 	name, one := imageref.New(c.Image), []*requirement.Rule{c.Rule}
+	var a, plain answer
 	a.Report, a.err = s.ask(ctx, rules, name, one, c.patch)
 	result, ok := a.of(c.Rule)
 	if c.patch.Key() == "" || !ok || result.Met {
-		return a
+		return a.Report, a.err
 	}
-	plain := answer{}
 	plain.Report, plain.err = s.ask(ctx, rules, name, one, nil)
 	if met, _ := plain.of(c.Rule); met.Met {
 		result.Met = true
 		a.Results = []requirement.Result{result}
-		return a
+		return a.Report, a.err
 	}
-	return plain
+	return plain.Report, plain.err
 }
 
 // Fill returns the strategic merge patch, or else the operations, for a pod. Both are nil if the pod does not meet the

@@ -181,11 +181,15 @@ func TestChanges(t *testing.T) {
 		err         error
 		want        string // of a change
 		refused     string
+		notMet      bool // what does not fail closed is left to the validating webhook
 	}{
 		"met":         {text: digests, result: met, want: "c0 map[metadata:map[labels:map[a:v]]] <nil>"},
 		"of the pod":  {text: pods, result: met, want: "c0 map[metadata:map[labels:map[a:c0]]] <nil>"},
 		"other image": {image: "other.test/a", text: digests, result: met},
-		"not met":     {text: digests, result: requirement.Result{Reason: requirement.SignatureMissing}},
+		"not met": {
+			text: digests, result: requirement.Result{Reason: requirement.SignatureMissing, Message: "none"}, notMet: true,
+			refused: "is not met: none; required: key sha256:93432b09f1679d9ffd9c774d11f574e020d719f3aec02480eff7905e8848295d",
+		},
 		"unavailable": {
 			text: digests, refused: unverified,
 			result: requirement.Result{Reason: requirement.RegistryUnavailable, Message: "10.0.0.1"},
@@ -232,9 +236,13 @@ func TestChanges(t *testing.T) {
 			for _, f := range refused.Findings {
 				said = append(said, f.Message)
 			}
-			if text := strings.Join(said, ""); !strings.HasSuffix(text, tc.refused) || tc.refused == "" && text != "" ||
-				(len(refused.Findings) > 0) != (denies && tc.refused != "") || strings.Contains(text, "10.0.0.1") {
-				t.Errorf("%s, %s: %+v; want %s", name, fields, refused, tc.refused)
+			want := tc.refused
+			if tc.notMet && !denies {
+				want = ""
+			}
+			if text := strings.Join(said, ""); !strings.HasSuffix(text, want) || want == "" && text != "" ||
+				(len(refused.Findings) > 0) != (denies && want != "") || strings.Contains(text, "10.0.0.1") {
+				t.Errorf("%s, %s: %+v; want %s", name, fields, refused, want)
 			}
 		}
 	}
@@ -277,6 +285,27 @@ func TestValuesAreCached(t *testing.T) {
 		if findings, _ := w.judge(t, "r.test/a@"+someDigest); describe(findings) != "Admit a, Admit b" {
 			t.Errorf("judged %s without values", describe(findings))
 		}
+	})
+}
+
+// Changes of one namespace leave turns at a registry to others.
+func TestNamespacesShareTheTurnsForChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, changing("a", "r.test/*", "failurePolicy: Fail", "{{ image.digest }}"))
+		w.verify = func(context.Context, verify.Image) (requirement.Result, error) {
+			time.Sleep(time.Second)
+			return requirement.Result{Met: true, Values: map[string]any{"{{ image.digest }}": "a"}}, nil
+		}
+		for i := range 40 {
+			go w.Changes(t.Context(), w.rules, "greedy", elements(fmt.Sprint("r.test/greedy-", i)))
+		}
+		time.Sleep(100 * time.Millisecond)
+		began := time.Now()
+		changes, refused := w.Changes(t.Context(), w.rules, "team", elements("r.test/app"))
+		if len(changes) != 1 || len(refused.Findings) > 0 || time.Since(began) > 1500*time.Millisecond {
+			t.Errorf("%d changes, %+v after %v; want one after a second", len(changes), refused, time.Since(began))
+		}
+		time.Sleep(time.Minute)
 	})
 }
 

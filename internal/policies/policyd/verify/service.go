@@ -69,10 +69,10 @@ type Service struct {
 	registry, webhook *registry.Client
 	results, digests  *cache.LRUExpireCache // for the webhook
 
-	inFlight  *inflight.Group[key, requirement.Report]
-	resolving *inflight.Group[namespaced, string] // each of its work is one of inFlight
-	memory    *semaphore.Weighted
-	decoding  *semaphore.Weighted // see registry.Decoding
+	inFlight   *inflight.Group[key, requirement.Report]
+	namespaces *inflight.Group[namespaced, requirement.Report] // each of its work is one of inFlight
+	memory     *semaphore.Weighted
+	decoding   *semaphore.Weighted // see registry.Decoding
 }
 
 // NewService returns a service. It asks no registry. The caller must close it.
@@ -80,7 +80,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 	s := &Service{
 		options: o, memory: semaphore.NewWeighted(maxMemory), decoding: semaphore.NewWeighted(1),
 		results: cache.NewLRUExpireCache(cacheSize), digests: cache.NewLRUExpireCache(cacheSize),
-		resolving: newResolving(),
+		namespaces: newNamespaces(),
 	}
 	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
 	var err error
@@ -107,7 +107,7 @@ func NewService(o ServiceOptions) (*Service, error) {
 
 // Close ends the verifications in progress, and waits for them.
 func (s *Service) Close() {
-	s.resolving.Close()
+	s.namespaces.Close()
 	s.inFlight.Close()
 	s.registry.Close()
 	s.webhook.Close()

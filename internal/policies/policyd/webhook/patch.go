@@ -12,6 +12,7 @@ import (
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	kjson "sigs.k8s.io/json"
@@ -19,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -28,6 +30,7 @@ const patchedKey = "patched-by"
 
 const (
 	maxPatched     = 128 << 10 // bounds a pod that rules patch, in bytes, before and after it
+	maxElements    = 256       // bounds its lists: the time of a strategic merge grows with their square
 	maxPatchedNote = 4096      // bounds the audit annotation, in characters
 )
 
@@ -47,7 +50,8 @@ func (h *Handler) patchPod(
 	}
 	changes, refused := h.options.Changes(ctx, q.Namespace, elements)
 	after, by := before, []string(nil)
-	switch large := len(raw)*len(changes) > largeBody; {
+	values, _ := registry.Parts(raw)
+	switch large := len(raw)*len(changes) > largeBody || values > largeValues; {
 	case len(changes) == 0:
 	case large && h.decoding.Acquire(ctx, 1) != nil:
 		refuseAll(&refused, changes, "it is large, and was not changed in time because of others that are large")
@@ -77,7 +81,7 @@ func (h *Handler) patchPod(
 func (q *question) patched(
 	ctx context.Context, changes []*verify.Change, refused *verify.Refusals, raw []byte, before patch,
 ) (after patch, by []string) {
-	original, pod, want, err := start(raw, before)
+	original, pod, last, err := start(raw, before)
 	if err != nil {
 		refuseAll(refused, changes, err.Error())
 		return before, nil
@@ -85,23 +89,33 @@ func (q *question) patched(
 	var applied []*verify.Change
 	for _, c := range changes {
 		next, err := q.apply(ctx, pod, c)
+		if ctx.Err() != nil {
+			refuseAll(refused, changes, "it was not changed in time")
+			return before, nil
+		}
+		var now form
 		if err == nil {
-			err = want.check(next)
+			now, err = last.check(next)
 		}
 		if err != nil {
 			refused.Add(c, err.Error())
 			continue
 		}
-		if name := c.Rule.String(); !reflect.DeepEqual(pod, next) && !slices.Contains(by, name) {
+		// The API server writes a quantity, for example, in another way than a patch.
+		if name := c.Rule.String(); !equality.Semantic.DeepEqual(last.pod, now.pod) && !slices.Contains(by, name) {
 			by = append(by, name)
 		}
-		pod, applied = next, append(applied, c)
+		pod, last, applied = next, now, append(applied, c)
 	}
 	for _, c := range applied {
-		if again, err := q.apply(ctx, pod, c); err == nil && reflect.DeepEqual(pod, again) {
+		again, err := q.apply(ctx, pod, c)
+		if err == nil && reflect.DeepEqual(pod, again) {
 			continue
 		}
 		why := fmt.Sprintf("%s would change it again, by itself or because another patch undoes it", c.Rule)
+		if ctx.Err() != nil {
+			why = "it was not changed in time"
+		}
 		refuseAll(refused, applied, why)
 		return before, nil
 	}
@@ -160,50 +174,91 @@ func (q *question) apply(ctx context.Context, pod map[string]any, c *verify.Chan
 	return next, nil
 }
 
-// A form is what a patch must not change: the images and their places, and annotations with a meaning for pullgate.
+// A form is a pod with what a patch must not change: the images, and annotations with a meaning for pullgate.
 type form struct {
-	places    []place
+	pod       *corev1.Pod
+	places    []place // without paths: a strategic merge puts new volumes before the others
 	protected map[string]string
 	unknown   []string // errors about fields, of a newer API server for example
 }
 
 func formOf(object map[string]any) (f form, err error) {
 	text, err := json.Marshal(object)
-	if err != nil {
+	switch {
+	case err != nil:
 		return f, err
-	}
-	if len(text) > maxPatched {
+	case len(text) > maxPatched:
 		return f, errTooLarge
+	case longest(object) > maxElements:
+		return f, fmt.Errorf("a list of the pod has more than %d elements", maxElements)
 	}
-	var pod corev1.Pod
-	strict, err := kjson.UnmarshalStrict(text, &pod)
+	f.pod = &corev1.Pod{}
+	strict, err := kjson.UnmarshalStrict(text, f.pod)
 	if err != nil {
 		return f, fmt.Errorf("the result is not a Pod: %w", err)
 	}
 	for _, e := range strict {
 		f.unknown = append(f.unknown, e.Error())
 	}
-	f.places, f.protected = placesOf(&pod), pod.Annotations
+	f.places, f.protected = placesOf(f.pod), maps.Clone(f.pod.Annotations)
+	for i := range f.places {
+		f.places[i].path = ""
+	}
 	maps.DeleteFunc(f.protected, func(key, _ string) bool { return !condition.ProtectedAnnotation(key) })
-	return f, nil
+	return f, onlyOnce(f.pod)
 }
 
-func (f form) check(object map[string]any) error {
-	now, err := formOf(object)
-	switch {
-	case err != nil:
-		return err
-	case !slices.Equal(now.places, f.places):
-		return errors.New("the result has other images, containers or image volumes")
-	case !maps.Equal(now.protected, f.protected):
-		return errors.New("the result has another annotation with a meaning for pullgate")
+// longest returns the length of the longest list in a value.
+func longest(v any) (n int) {
+	switch v := v.(type) {
+	case []any:
+		n = len(v)
+		for i := range v {
+			n = max(n, longest(v[i]))
+		}
+	case map[string]any:
+		for _, field := range v {
+			n = max(n, longest(field))
+		}
 	}
-	for _, e := range now.unknown {
-		if !slices.Contains(f.unknown, e) {
-			return fmt.Errorf("the result is not a Pod: %s", e)
+	return n
+}
+
+// onlyOnce returns an error if a strategic merge would change one of two elements with a name, and a container use the
+// other one.
+func onlyOnce(pod *corev1.Pod) error {
+	seen := map[string]bool{}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		names := []string{c.Name}
+		for _, e := range c.Env {
+			names = append(names, c.Name+"/env/"+e.Name)
+		}
+		for _, name := range names {
+			if seen[name] {
+				return fmt.Errorf("%q is there twice", safetext.Shorten(name, requirement.MaxText))
+			}
+			seen[name] = true
 		}
 	}
 	return nil
+}
+
+func (f form) check(object map[string]any) (now form, err error) {
+	now, err = formOf(object)
+	switch {
+	case err != nil:
+		return now, err
+	case !slices.Equal(now.places, f.places):
+		return now, errors.New("the result has other images, containers or image volumes")
+	case !maps.Equal(now.protected, f.protected):
+		return now, errors.New("the result has another annotation with a meaning for pullgate")
+	}
+	for _, e := range now.unknown {
+		if !slices.Contains(f.unknown, e) {
+			return now, fmt.Errorf("the result is not a Pod: %s", e)
+		}
+	}
+	return now, nil
 }
 
 // operate returns a pod after operations. Unlike in RFC 6902, and as in Kyverno, objects around what is added are made,

@@ -168,11 +168,29 @@ func TestPodsArePatched(t *testing.T) {
 		len(r.Warnings) != 1 || !strings.HasSuffix(r.Warnings[0], "the image keeps its tag") {
 		t.Errorf("an image without a digest: %q, %q", operations, r.Warnings)
 	}
-	// What does not meet the rule is left to the validating webhook.
+	// What does not meet the rule is denied, or left to the validating webhook.
 	w = newPatcher(t, map[string]any{"bad": "yes"}, patching("a", "Fail", merging(everyKind)))
+	if _, _, r := w.mutated(t, pod(twoContainers)); r.Allowed || !strings.Contains(message(r), "policy a is not met") {
+		t.Errorf("an image that does not meet the rule: %q", message(r))
+	}
+	w = newPatcher(t, map[string]any{"bad": "yes"}, patching("a", "Ignore", merging(everyKind)))
 	if got, _, r := w.mutated(t, pod(twoContainers)); !r.Allowed || len(r.Warnings) > 0 ||
 		strings.Contains(object(t, got), "TEAM") || r.AuditAnnotations["patched-by"] != "" {
 		t.Errorf("an image that does not meet the rule: %v", got)
+	}
+	// The API server writes quantities in another way.
+	w = newPatcher(t, nil, patching("a", "Fail", merging(
+		`{spec: {containers: [{name: "{{ element.name }}", resources: {limits: {cpu: 1000m}}}]}}`)))
+	named := `{containers: [{name: c, image: "r.test/a:1@` + digestOf("1") + `", resources: {limits: {cpu: "1"}}}]}`
+	if _, operations, r := w.mutated(t, pod(named)); len(operations) > 0 || r.AuditAnnotations != nil || !r.Allowed {
+		t.Errorf("the same quantity: %q, %v", operations, r.AuditAnnotations)
+	}
+	// A strategic merge puts its volumes first.
+	w = newPatcher(t, nil, patching("a", "Fail", merging(`{spec: {volumes: [{name: first, emptyDir: {}}]}}`)))
+	got, _, r := w.mutated(t, pod(`{containers: [{name: c, image: "r.test/a:1"}],
+		volumes: [{name: v, image: {reference: "free.test/v:1"}}]}`))
+	if !r.Allowed || !strings.Contains(object(t, got), `"volumes":[{"emptyDir":{},"name":"first"},{"image"`) {
+		t.Errorf("a pod with an image volume: %q, %s", message(r), object(t, got))
 	}
 }
 
@@ -188,12 +206,12 @@ func TestPatchesThatAreNotApplied(t *testing.T) {
 	}
 	values := map[string]any{
 		"image": "evil.test/x:1", "object": map[string]any{"$patch": "replace"}, "large": strings.Repeat("x", 1<<20),
-		"number": 7.0, "other": "another",
+		"number": 7.0,
 	}
 	for _, tc := range []struct{ name, mutate, want string }{
 		{"another image", container(`name: c, image: "{{ image.config.image }}"`), images},
 		{"of another container", container(`name: d, image: "{{ image.config.image }}"`), images},
-		{"another container", container(`name: "{{ image.config.other }}", tty: true`), images},
+		{"another container", container(`name: another, tty: true`), images},
 		{"sidecar", merging(`{spec: {initContainers: [{name: s, image: "s:1"}]}}`), images},
 		{"no containers", merging("{spec: {containers: null}}"), images},
 		{"volume", merging(`{spec: {volumes: [{name: v, image: {reference: "v:1"}}]}}`), images},
@@ -231,6 +249,42 @@ func TestPatchesThatAreNotApplied(t *testing.T) {
 				t.Errorf("%q, warnings %q; want digests alone, and %s", operations, ignored.Warnings, tc.want)
 			}
 		})
+	}
+}
+
+// A pod that takes long to patch, or in which another element than that of a patch counts, is not patched.
+func TestPodsThatAreNotPatched(t *testing.T) {
+	elements := strings.Repeat("{}, ", 256)
+	const c = `{containers: [{name: c, image: "r.test/a:1"`
+	for spec, want := range map[string]string{
+		c + `}], tolerations: [` + elements + `]}`:               "",
+		c + `}], tolerations: [` + elements + ` {}]}`:            "more than 256 elements",
+		c + `}, {name: c, image: "free.test/a:1"}]}`:             `"c" is there twice`,
+		c + `}], initContainers: [{name: c}]}`:                   `"c" is there twice`,
+		c + `, env: [{name: A}, {name: A, value: b}]}]}`:         `"c/env/A" is there twice`,
+		c + `, env: [{name: A}]}, {name: d, env: [{name: A}]}]}`: "",
+	} {
+		_, _, r := newPatcher(t, nil, patching("a", "Fail", merging("{metadata: {labels: {a: b}}}"))).mutated(t, pod(spec))
+		if text := message(r); r.Allowed != (want == "") || !strings.Contains(text, want) {
+			t.Errorf("%.200s: %q; want %q", spec, text, want)
+		}
+	}
+}
+
+// What takes longer than the caller waits ends.
+func TestPatchesEndInTime(t *testing.T) {
+	o := patcherOptions(t, nil, patching("a", "Fail", merging("{metadata: {labels: {a: b}}}")))
+	changes := o.Changes
+	o.Changes = func(ctx context.Context, namespace string, elements []verify.Element) (
+		[]*verify.Change, verify.Refusals,
+	) {
+		all, refused := changes(ctx, namespace, elements)
+		<-ctx.Done()
+		return all, refused
+	}
+	body := string(pod(`{containers: [{name: c, image: "r.test/a:1"}]}`).body(t))
+	if answer := send(t, newWorld(t, o), webhook.MutatePath, body); !strings.Contains(answer, "not changed in time") {
+		t.Error(answer)
 	}
 }
 
@@ -342,4 +396,33 @@ func TestLargePatchesWait(t *testing.T) {
 	if _, _, r := w.mutated(t, pod(spec, "padding: "+strings.Repeat("x", 100<<10))); !r.Allowed {
 		t.Errorf("alone: %q", message(r))
 	}
+}
+
+// A pod with many values has its turn again when it is changed: it is small, and its values are large.
+func TestPatchesOfManyValuesWait(t *testing.T) {
+	labels := waiting{make(chan struct{}), make(chan struct{})}
+	o := patcherOptions(t, nil, patching("a", "Fail", merging("{metadata: {labels: {a: b}}}")))
+	o.Chain, o.Labels = chain(t, noHostNetwork), labels.Labels
+	changes, judged := o.Changes, make(chan string)
+	var w *world
+	large := strings.Replace(string(pod("{containers: [{name: c, image: a}]}").body(t)),
+		`"object":{`, `"object":{"x":"`+strings.Repeat("x", 300<<10)+`",`, 1)
+	o.Changes = func(ctx context.Context, namespace string, elements []verify.Element) (
+		[]*verify.Change, verify.Refusals,
+	) {
+		go func() { judged <- send(t, w, webhook.ValidatePath, large) }()
+		<-labels.entered
+		return changes(ctx, namespace, elements)
+	}
+	w = newWorld(t, o)
+	keys := ""
+	for i := range 4000 {
+		keys += fmt.Sprintf("k%d: a, ", i)
+	}
+	body := pod(`{containers: [{name: c, image: "r.test/a:1"}], nodeSelector: {` + keys + "}}").body(t)
+	if answer := send(t, w, webhook.MutatePath, string(body)); !strings.Contains(answer, "was not changed in time") {
+		t.Error(answer)
+	}
+	close(labels.release)
+	<-judged
 }
