@@ -590,10 +590,12 @@ func TestTenThousandImagesAreListedPageByPage(t *testing.T) {
 }
 
 // podRows returns the rows of ListPods in pages of two, each as one line.
-func (w *world) podRows(denied bool) (rows []string) {
+func (w *world) podRows(denied bool) (rows []string) { return w.podPages(denied, 2) }
+
+func (w *world) podPages(denied bool, size int32) (rows []string) {
 	w.t.Helper()
 	for token := ""; ; {
-		r, err := w.ListPods(w.t.Context(), &adminv1.ListPodsRequest{Denied: denied, PageSize: 2, PageToken: token})
+		r, err := w.ListPods(w.t.Context(), &adminv1.ListPodsRequest{Denied: denied, PageSize: size, PageToken: token})
 		must(w.t, err)
 		for _, i := range r.GetImages() {
 			rows = append(rows, strings.Join([]string{
@@ -753,7 +755,7 @@ func TestListPodsOfManyPods(t *testing.T) {
 			n.listed = append(n.listed, sourced(aPod(fmt.Sprint("many-", i)), app+":1", "repo.test/pre:1"))
 		}
 	})
-	if got := len(w.podRows(false)); got < 1000 {
+	if got := len(w.podPages(false, 100)); got < 1000 {
 		t.Errorf("%d rows; want 1000", got)
 	}
 	w.node.do(func(n *node) { n.err, n.asked = status.Error(codes.Unavailable, "down"), 0 })
