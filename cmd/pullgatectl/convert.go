@@ -1,10 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,11 +51,7 @@ such part, and the exit code is 1. No pullgated is asked.`,
 			for _, note := range notes {
 				_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", cli.Safe(note))
 			}
-			var texts []string
-			for _, d := range documents {
-				texts = append(texts, string(d))
-			}
-			_, err = fmt.Fprint(c.Out, strings.Join(texts, "---\n"))
+			_, err = c.Out.Write(bytes.Join(documents, []byte("---\n")))
 			return err
 		},
 	}

@@ -57,8 +57,9 @@ type knownVariable struct {
 type celCompiler struct {
 	*program
 
-	env  *cel.Env
-	vars map[string]knownVariable
+	env    *cel.Env
+	parser *cel.Env // which leaves macros as they are written
+	vars   map[string]knownVariable
 	// signers are the attestors that expressions ask for about an attestation, "" if they cannot be told.
 	signers map[string][]string
 	errs    field.ErrorList
@@ -76,6 +77,10 @@ func compileProgram(from *requirement.Program) (*program, field.ErrorList) {
 		return nil, field.ErrorList{field.InternalError(field.NewPath("spec"), err)}
 	}
 	c.env = env
+	c.parser, err = cel.NewEnv(cel.OptionalTypes(), cel.ClearMacros(), cel.ParserRecursionLimit(maxNested))
+	if err != nil {
+		return nil, field.ErrorList{field.InternalError(field.NewPath("spec"), err)}
+	}
 	c.images = c.compileAll(from.Images, cel.BoolType)
 	options := slices.Concat(imageFunctions(celImage), evidenceFunctions(), clock())
 	if from.OnPods {
@@ -197,12 +202,7 @@ func newEnv(options []cel.EnvOption, more ...cel.EnvOption) (*cel.Env, error) {
 // inspect checks the names that an expression has, and whether a validation of images says the same about all images of
 // a pod together as about each of them.
 func (c *celCompiler) inspect(e requirement.Expression, decides bool) {
-	parser, err := cel.NewEnv(cel.OptionalTypes(), cel.ClearMacros(), cel.ParserRecursionLimit(maxNested))
-	if err != nil {
-		c.invalid(e, err.Error())
-		return
-	}
-	parsed, issues := parser.Parse(e.Text)
+	parsed, issues := c.parser.Parse(e.Text)
 	if issues.Err() != nil {
 		c.invalid(e, issues.Err().Error())
 		return

@@ -131,14 +131,16 @@ func repositoryOf(text string) (host, path string) {
 		return "", ""
 	}
 	host, path, _ = strings.Cut(n.Repository(), "/")
-	if host = imageref.CanonicalRegistry(host); slices.Contains(imageref.DockerHub(), host) {
-		host = dockerHub
-	}
-	return host, path
+	return registryOf(host), path
 }
 
-// dockerHub is the registry of docker.io in Kyverno.
-const dockerHub = "index.docker.io"
+// registryOf returns the name of a registry in Kyverno, where that of docker.io is its host.
+func registryOf(host string) string {
+	if host = imageref.CanonicalRegistry(host); slices.Contains(imageref.DockerHub(), host) {
+		return "index.docker.io"
+	}
+	return host
+}
 
 // startsWith compares the repository of an image, whose tag does not count, with a prefix; see prefixOf.
 func startsWith(v, prefix ref.Val) ref.Val {
@@ -155,9 +157,7 @@ func startsWith(v, prefix ref.Val) ref.Val {
 // prefixOf returns the parts of a prefix of images: a registry and the beginning of a repository.
 func prefixOf(text string) (registry, path string, ok bool) {
 	host, path, below := strings.Cut(text, "/")
-	if host = imageref.CanonicalRegistry(host); slices.Contains(imageref.DockerHub(), host) {
-		host = dockerHub
-	}
+	host = registryOf(host)
 	known := strings.ContainsAny(host, ".:") || host == "localhost"
 	return host, path, below && known && !strings.ContainsAny(path, ":@")
 }

@@ -27,9 +27,8 @@ type Patch struct {
 
 const (
 	maxOperations = 50
-	maxTexts      = 50       // with expressions, of a patch
-	maxFilled     = 4 << 10  // bounds a text with the values of its expressions, in bytes
-	maxPatch      = 64 << 10 // bounds a patch and the values of all of its texts, in bytes
+	maxTexts      = 50      // with expressions, of a patch
+	maxFilled     = 4 << 10 // bounds a text with the values of its expressions, in bytes
 	// maxImageValues bounds the values that are kept for an image, in bytes.
 	maxImageValues = 16 << 10
 )
@@ -44,8 +43,8 @@ func ProtectedAnnotation(key string) bool {
 func CompilePatch(m *requirement.Mutation) (*Patch, field.ErrorList) {
 	p, at := &Patch{mutation: m, texts: map[string]operand{}}, field.NewPath(m.At)
 	c := patchCompiler{Patch: p}
-	if text, err := json.Marshal([]any{m.Merge, m.Operations}); err != nil || len(text) > maxPatch {
-		return nil, field.ErrorList{field.TooLong(at, "", maxPatch)}
+	if text, err := json.Marshal([]any{m.Merge, m.Operations}); err != nil || len(text) > requirement.MaxPatch {
+		return nil, field.ErrorList{field.TooLong(at, "", requirement.MaxPatch)}
 	}
 	if m.Merge != nil {
 		c.merge(at.Child("patchStrategicMerge"), m.Merge)
@@ -288,8 +287,8 @@ func (p *Patch) Fill(image map[string]any, pod any) (
 		if t, ok := v.(string); ok {
 			size += len(t)
 		}
-		if size > maxPatch {
-			failed = fmt.Errorf("the values have more than %d bytes", maxPatch)
+		if size > requirement.MaxPatch {
+			failed = fmt.Errorf("the values have more than %d bytes", requirement.MaxPatch)
 		}
 		return v
 	}

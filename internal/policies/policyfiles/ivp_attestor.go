@@ -19,9 +19,7 @@ func (c *ivpCompiler) evidence(at *field.Path, s *ivpSpec) (all []requirement.Ev
 	names := map[string]bool{}
 	for i, a := range s.Attestors {
 		at := at.Child("attestors").Index(i)
-		c.RequiredIf(a.Name == "", at.Child("name"), "must be the name of the attestor")
-		c.InvalidIf(a.Name != "" && names[a.Name], at.Child("name"), a.Name, "must be a name that no other attestor has")
-		names[a.Name] = true
+		c.named(at.Child("name"), a.Name, "attestor", names)
 		if a.Cosign == nil {
 			c.Required(at.Child("cosign"), "must have one of key, keyless and certificate")
 			continue
@@ -35,9 +33,7 @@ func (c *ivpCompiler) evidence(at *field.Path, s *ivpSpec) (all []requirement.Ev
 	names = map[string]bool{}
 	for i, a := range s.Attestations {
 		at := at.Child("attestations").Index(i)
-		c.RequiredIf(a.Name == "", at.Child("name"), "must be the name of the attestation")
-		c.InvalidIf(a.Name != "" && names[a.Name], at.Child("name"), a.Name, "must be a name that no other attestation has")
-		names[a.Name] = true
+		c.named(at.Child("name"), a.Name, "attestation", names)
 		if a.InToto == nil {
 			c.Required(at.Child("intoto"), "must have the type of the statement")
 			continue
@@ -52,6 +48,13 @@ func (c *ivpCompiler) evidence(at *field.Path, s *ivpSpec) (all []requirement.Ev
 	c.InvalidIf(len(all) > maxEvidence, at.Child("attestations"), len(all),
 		fmt.Sprintf("must have, multiplied by attestors, at most %d", maxEvidence))
 	return all
+}
+
+// named checks the name of an attestor or attestation, and adds it to those that are known.
+func (c *ivpCompiler) named(at *field.Path, name, what string, known map[string]bool) {
+	c.RequiredIf(name == "", at, "must be the name of the "+what)
+	c.InvalidIf(name != "" && known[name], at, name, "must be a name that no other "+what+" has")
+	known[name] = true
 }
 
 func (c *ivpCompiler) attestor(at *field.Path, a *ivpCosign) (none requirement.Requirement) {

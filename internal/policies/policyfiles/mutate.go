@@ -17,9 +17,6 @@ type kyvernoMutate struct {
 	PatchesJSON6902     *string        `json:"patchesJson6902"`
 }
 
-// maxPatch bounds a patch in a file, in bytes.
-const maxPatch = 64 << 10
-
 // mutate adds the change of pods to a rule. Package condition checks what it contains.
 func (c *kyvernoCompiler) mutate(at *field.Path, v *kyvernoVerification, rule *requirement.Rule) {
 	in := v.Mutate
@@ -51,8 +48,8 @@ func (c *kyvernoCompiler) mutate(at *field.Path, v *kyvernoVerification, rule *r
 		return
 	}
 	at = at.Child("patchesJson6902")
-	if len(*in.PatchesJSON6902) > maxPatch {
-		c.Errs = append(c.Errs, field.TooLong(at, "", maxPatch))
+	if len(*in.PatchesJSON6902) > requirement.MaxPatch {
+		c.Errs = append(c.Errs, field.TooLong(at, "", requirement.MaxPatch))
 		return
 	}
 	c.InvalidIf(yaml.UnmarshalStrict([]byte(*in.PatchesJSON6902), &rule.Mutation.Operations) != nil, at, "",

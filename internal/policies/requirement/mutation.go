@@ -1,5 +1,8 @@
 package requirement
 
+// MaxPatch bounds a patch, and the values that are filled into it, in bytes.
+const MaxPatch = 64 << 10
+
 // A Mutation changes a pod with data of an image that meets the rule. Values are JSON values, whose texts may contain
 // expressions in {{ }}; see package condition.
 type Mutation struct {
