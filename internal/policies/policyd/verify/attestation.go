@@ -20,12 +20,10 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// A statement is an in-toto statement, without its predicate.
+// A statement is an in-toto statement, of which the predicate is decoded when it is needed.
 type statement struct {
-	Type          string          `json:"_type"`
-	PredicateType string          `json:"predicateType"`
-	Subject       json.RawMessage `json:"subject"`
-	Predicate     json.RawMessage `json:"predicate"`
+	Type, PredicateType string
+	Subject, Predicate  json.RawMessage
 
 	digests []string // of its subjects
 }
@@ -43,8 +41,17 @@ func parseStatement(payloadType string, payload []byte, accepted []string) (*sta
 			return nil, fmt.Errorf("%w: %w", errNotSignature, err) // a large attestation
 		}
 	}
-	s := &statement{}
-	if err := json.Unmarshal(payload, s); err != nil || payloadType != bundle.IntotoMediaType {
+	members, err := registry.Members(payload)
+	s := &statement{Subject: members["subject"], Predicate: members["predicate"]}
+	for name, value := range map[string]*string{"_type": &s.Type, "predicateType": &s.PredicateType} {
+		if err == nil {
+			err = json.Unmarshal(members[name], value)
+		}
+	}
+	switch {
+	case errors.Is(err, registry.ErrTooLarge):
+		return nil, err
+	case err != nil, payloadType != bundle.IntotoMediaType:
 		return nil, fmt.Errorf("%w: its payload is not a statement", errNotSignature)
 	}
 	if s.PredicateType != requirement.SignatureType && !slices.Contains(accepted, s.PredicateType) {
@@ -52,10 +59,6 @@ func parseStatement(payloadType string, payload []byte, accepted []string) (*sta
 	}
 	if !slices.Contains([]string{"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"}, s.Type) {
 		return nil, fmt.Errorf("%w: a statement of type %s", errNotSignature, clean(s.Type))
-	}
-	if size := len(payload) - len(s.Predicate); size > maxStatement { // sigstore-go reads what is there twice
-		return nil, fmt.Errorf("%w: a statement has %d bytes beside its predicate; at most %d are read",
-			registry.ErrTooLarge, size, maxStatement)
 	}
 	if err := registry.Bounded(s.Subject); err != nil {
 		return nil, err

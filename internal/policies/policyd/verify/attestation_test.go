@@ -364,14 +364,29 @@ func TestFewLargeAttestationsAreRead(t *testing.T) {
 	}
 }
 
-// Subjects are bounded, also those that a second list hides.
-func TestSubjectsOfAnAttestationAreBounded(t *testing.T) {
+// Subjects and members are bounded, and a second list of subjects hides none.
+func TestPartsOfAStatementAreBounded(t *testing.T) {
 	key := sigstoretest.NewKey(t)
-	m, i := withImage(t)
-	payload := string(scan{age: time.Hour}.payload(t, i.index))
-	hidden := `{"subject":[` + strings.Repeat(`{"digest":{}},`, 20_000) + `{}],` + payload[1:]
-	m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, key, []byte(hidden))), nil)
-	expect(t, newCheck(m, i, attestedBy(t, key)).result(t), "LIMIT_EXCEEDED; beside its predicate")
+	many := `{"subject":[` + strings.Repeat(`{"digest":{}},`, 20_000) + `{}],`
+	members := "{"
+	for i := range 100 {
+		members += fmt.Sprintf(`"m%d":0,`, i)
+	}
+	for name, tc := range map[string]struct{ before, want string }{
+		"a second list":  {`{"subject":[],`, "ATTESTATION_MISSING; its payload is not a statement"},
+		"what is unread": {strings.Replace(many, "subject", "other", 1), "met"},
+		"many subjects":  {many, "LIMIT_EXCEEDED; parts"},
+		"many members":   {members, "LIMIT_EXCEEDED; members"},
+	} {
+		m, i := withImage(t)
+		payload := string(scan{age: time.Hour}.payload(t, i.index))
+		if name == "many subjects" {
+			payload = strings.Replace(payload, `"subject"`, `"other"`, 1)
+		}
+		payload = tc.before + payload[1:]
+		m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, key, []byte(payload))), nil)
+		t.Run(name, func(t *testing.T) { expect(t, newCheck(m, i, attestedBy(t, key)).result(t), tc.want) })
+	}
 }
 
 // Predicates that are large, deep or many end in bounded time and memory.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	intoto "github.com/in-toto/attestation/go/v1"
 	"github.com/sigstore/rekor-tiles/v2/pkg/note"
 	"github.com/sigstore/sigstore-go/pkg/fulcio/certificate"
 	"github.com/sigstore/sigstore-go/pkg/root"
@@ -75,7 +76,7 @@ func (v *Verifier) newLeaf(s *requirement.Signer) *leaf {
 			return l
 		}
 	}
-	options := []sigverify.VerifierOption{sigverify.WithoutStatementPredicate()}
+	var options []sigverify.VerifierOption
 	if s.Log != nil {
 		options = append(options, sigverify.WithTransparencyLog(1))
 	}
@@ -276,7 +277,8 @@ var errIdentity = errors.New("signed by")
 
 var errKind = errors.New("signed")
 
-func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
+// verify returns who has made a signature of what s.digests name.
+func (l *leaf) verify(s *signature) (signer string, err error) {
 	if l.err != nil {
 		return "", l.err
 	}
@@ -289,16 +291,13 @@ func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	case l.signed.Keyless == nil && s.certificate != nil && s.payload == nil:
 		return "", fmt.Errorf("%w by %s, and not with a key", errKind, identity(s.certificate))
 	}
-	raw, err := hex.DecodeString(strings.TrimPrefix(digest, digestPrefix))
-	if err != nil {
-		return "", err
-	}
-	entity, artifact, option := s.keyed, sigverify.WithArtifactDigest("sha256", raw), sigverify.WithKey()
-	if s.payload != nil {
-		artifact = sigverify.WithArtifact(bytes.NewReader(s.payload))
-	}
+	entity, option := s.keyed, sigverify.WithKey()
 	if l.signed.Keyless != nil {
 		entity, option = s.bundle, sigverify.WithoutIdentitiesUnsafe() // hasIdentity follows
+	}
+	artifact := sigverify.WithArtifact(bytes.NewReader(s.payload))
+	if s.statement != nil { // whose subjects are s.digests
+		entity, artifact = stated{entity}, sigverify.WithoutArtifactUnsafe()
 	}
 	policy := sigverify.NewPolicy(artifact, option)
 	if _, err := l.verifier.Verify(entity, policy); err != nil {
@@ -309,6 +308,31 @@ func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	}
 	return hasIdentity(l.signed.Keyless, s.certificate)
 }
+
+// A stated entity signs a statement that has been read. sigstore-go would decode it twice more for each signer.
+type stated struct{ sigverify.SignedEntity }
+
+// SignatureContent returns the content of the entity without the statement.
+//
+//nolint:ireturn // the interface of sigstore-go
+func (s stated) SignatureContent() (sigverify.SignatureContent, error) {
+	content, err := s.SignedEntity.SignatureContent()
+	return statedContent{content}, err
+}
+
+type statedContent struct{ sigverify.SignatureContent }
+
+// EnvelopeContent returns the signed envelope.
+//
+//nolint:ireturn // the interface of sigstore-go
+func (c statedContent) EnvelopeContent() sigverify.EnvelopeContent {
+	return statedEnvelope{c.SignatureContent.EnvelopeContent()}
+}
+
+type statedEnvelope struct{ sigverify.EnvelopeContent }
+
+// Statement returns one without content, which only the result of a verification has.
+func (statedEnvelope) Statement() (*intoto.Statement, error) { return &intoto.Statement{}, nil }
 
 func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, error) {
 	got, err := certificate.SummarizeCertificate(cert)

@@ -233,7 +233,7 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 			misses[l] = fmt.Errorf("the policy does not accept signatures at %s for this signer", at.repository)
 			continue
 		}
-		signer, err := guarded(func() (string, error) { return l.verify(s, digest) })
+		signer, err := guarded(func() (string, error) { return l.verify(s) })
 		var got evaluated
 		if err == nil && l.signed.Statement != nil {
 			if got, err = guarded(func() (evaluated, error) { return r.evaluate(ctx, l, s), nil }); err == nil {

@@ -3,6 +3,7 @@ package registry
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -127,17 +128,69 @@ func Parts(data []byte) (parts, deepest int) {
 
 // Bounded returns ErrTooLarge for JSON with very many parts. Documents of a registry are decoded only after it.
 func Bounded(data []byte) error {
-	parts := 0
-	for _, c := range data {
-		if c == '{' || c == '[' || c == ',' {
-			parts++
-		}
-	}
-	if parts > maxParts {
+	if bytes.Count(data, []byte("{"))+bytes.Count(data, []byte("["))+bytes.Count(data, []byte(",")) > maxParts {
 		return fmt.Errorf("%w: a document has more than %d parts", ErrTooLarge, maxParts)
 	}
 	return nil
 }
+
+// maxMembers bounds how many members Members returns.
+const maxMembers = 100
+
+// Members returns the texts of the members of a JSON object, which it does not check: a reader often needs little of a
+// large document, and encoding/json goes through all of it several times. ErrMalformed is returned for what is not one
+// object and for a name that is there twice, ErrTooLarge for too many names.
+func Members(data []byte) (map[string]json.RawMessage, error) {
+	data = bytes.TrimSpace(data)
+	if !bytes.HasPrefix(data, []byte("{")) {
+		return nil, errNoObject
+	}
+	members, depth, last := map[string]json.RawMessage{}, 0, len(data)-1
+	var name *string     // of the member that has begun
+	var quote, colon int // where its name and value begin
+	for i := 0; i <= last; i++ {
+		c := data[i]
+		switch c {
+		case '"':
+			for quote, i = i, i+1; i < last && data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+		case ':':
+			if depth > 1 || name != nil {
+				continue
+			}
+			if err := json.Unmarshal(data[quote:i], &name); err != nil || name == nil {
+				return nil, errNoObject
+			}
+			colon = i
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		}
+		ends := c == ',' && depth == 1 || depth == 0
+		if ends && name != nil {
+			if _, twice := members[*name]; twice {
+				return nil, fmt.Errorf("%w: an object has a member twice", ErrMalformed)
+			}
+			if len(members) == maxMembers {
+				return nil, fmt.Errorf("%w: an object has more than %d members", ErrTooLarge, maxMembers)
+			}
+			members[*name], name = bytes.TrimSpace(data[colon+1:i]), nil
+		}
+		if depth == 0 && i < last {
+			return nil, errNoObject
+		}
+	}
+	if depth > 0 {
+		return nil, errNoObject
+	}
+	return members, nil
+}
+
+var errNoObject = fmt.Errorf("%w: a document is not an object", ErrMalformed)
 
 // Each error of a Repository is one of these, with text that names host and object. The text holds no credential, no
 // query and no user information of a URL. Only ErrUnavailable is a failure; the others are answers of the registry.

@@ -1,8 +1,11 @@
 package registry_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -93,4 +96,36 @@ func TestLargeDocumentsWait(t *testing.T) {
 			t.Error("the budget has lost something")
 		}
 	}
+}
+
+// Members finds what encoding/json finds, and in an object that it accepts each name is there once.
+func FuzzMembers(f *testing.F) {
+	for _, text := range []string{
+		`{}`, ` { } `, `{"a":1}`, `{"a":{"b":[1,{"c":":,}"}]},"d":"\\\"}"}`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"A":1,"a":2}`,
+		`{}{"a":1}`, `[{"a":1}]`, `{"a":1`, `{"a"}`, `{null:1}`, `{"a":1}]`, `"{"`, ``, `{"a":"`, `{:`, `{"a":1,}`, "{\"a\" : \t1\n}",
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		got, err := registry.Members(data)
+		var want map[string]json.RawMessage
+		if json.Unmarshal(data, &want) != nil || want == nil {
+			return // each text is checked when it is decoded
+		}
+		switch {
+		case errors.Is(err, registry.ErrTooLarge) && len(want) > 99:
+		case err != nil: // only for a name that is there twice
+			d, names := json.NewDecoder(bytes.NewReader(data)), 0
+			testkit.Value(d.Token())(t)
+			for ; d.More(); names++ {
+				testkit.Value(d.Token())(t)
+				testkit.Must(t, d.Decode(new(json.RawMessage)))
+			}
+			if names == len(want) {
+				t.Errorf("%q: %v", data, err)
+			}
+		case !maps.EqualFunc(got, want, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }):
+			t.Errorf("%q has %q; want %q", data, got, want)
+		}
+	})
 }
