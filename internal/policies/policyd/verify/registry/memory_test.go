@@ -101,8 +101,11 @@ func TestLargeDocumentsWait(t *testing.T) {
 // Members finds what encoding/json finds, and in an object that it accepts each name is there once.
 func FuzzMembers(f *testing.F) {
 	for _, text := range []string{
-		`{}`, ` { } `, `{"a":1}`, `{"a":{"b":[1,{"c":":,}"}]},"d":"\\\"}"}`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"A":1,"a":2}`,
-		`{}{"a":1}`, `[{"a":1}]`, `{"a":1`, `{"a"}`, `{null:1}`, `{"a":1}]`, `"{"`, ``, `{"a":"`, `{:`, `{"a":1,}`, "{\"a\" : \t1\n}",
+		`{}`, ` { } `, `{"a":1}`, `{"a":{"b":[1,{"c":":,}"}]},"d":"\\\"}"}`,
+		`{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"A":1,"a":2}`,
+
+		`{}{"a":1}`, `[{"a":1}]`, `{"a":1`, `{"a"}`, `{null:1}`, `{"a":1}]`, `"{"`, ``, `{"a":"`, `{:`, `{"a":1,}`,
+		"{\"a\" : \t1\n}",
 	} {
 		f.Add([]byte(text))
 	}
