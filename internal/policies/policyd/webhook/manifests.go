@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	_ "embed"
-	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -15,13 +14,15 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/template"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
@@ -32,7 +33,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-//go:embed manifests.yaml.tmpl
+//go:embed manifests.yaml
 var manifestText string
 
 // MaxCA is how many bytes of certificates are accepted, and MaxTrustedRoot how many of a trusted root.
@@ -104,110 +105,177 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	m, rules := manifest{ManifestOptions: o}, rulesOf(o.Templates)
+	webhooks, err := o.webhooks()
+	if err != nil {
+		return err
+	}
+	if o.URL == "" {
+		cluster, err := o.cluster()
+		if err != nil {
+			return err
+		}
+		webhooks = append(cluster, webhooks...)
+	}
+	_, err = io.WriteString(w, strings.Join(webhooks, "---\n"))
+	return err
+}
+
+// cluster returns the objects of a pullgate-policyd in the cluster.
+func (o ManifestOptions) cluster() (documents []string, err error) {
+	configuration := map[string]any{
+		"apiVersion": config.APIVersion, "kind": config.PolicydKind,
+		"https": map[string]string{
+			"certFile": "/etc/pullgate/tls/tls.crt", "keyFile": "/etc/pullgate/tls/tls.key", "listen": ":9443",
+		},
+		"metrics":  map[string]string{"listen": ":9472"},
+		"policies": "/etc/pullgate/policies",
+	}
+	if o.Templates != nil {
+		configuration["podTemplates"] = o.Templates
+	}
+	if o.TrustedRoot != nil {
+		configuration["trustedRoot"] = "/etc/pullgate/trusted-root/trusted_root.json"
+	}
+	text, err := yaml.Marshal(configuration)
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]any{
+		"namespace": o.Namespace, "image": o.Image, "configuration": fmt.Sprintf("%x", sha256.Sum256(text))[:16],
+		"watches": o.Policies == nil || o.Policies.namespaces, "noPolicies": o.Policies == nil,
+		"noTrustedRoot": o.TrustedRoot == nil,
+	}
+	var replace []string
+	for name, v := range values {
+		scalar, err := yaml.Marshal(v)
+		if err != nil {
+			return nil, err
+		}
+		replace = append(replace, "${"+name+"}", strings.TrimSuffix(string(scalar), "\n"))
+	}
+	for document := range strings.SplitSeq(strings.NewReplacer(replace...).Replace(manifestText), "---\n") {
+		if !strings.Contains(document, "\nkind: ClusterRole") || values["watches"] == true {
+			documents = append(documents, document)
+		}
+	}
+	needs := fmt.Sprintf("# Needs the Secret %s/pullgate-policyd-tls of type kubernetes.io/tls, for the name\n"+
+		"# pullgate-policyd.%[1]s.svc.\n", o.Namespace)
+	if o.Policies == nil {
+		needs += fmt.Sprintf("# Needs the policy files of the nodes:\n"+
+			"#   kubectl create configmap -n %s pullgate-policies --from-file=/etc/pullgate/policies\n", o.Namespace)
+	}
+	documents[0] = needs + documents[0]
+	contents := map[string]map[string]string{"pullgate-policyd": {"policyd.yaml": string(text)}}
+	if o.Policies != nil {
+		contents["pullgate-policies"] = o.Policies.contents
+	}
+	if o.TrustedRoot != nil {
+		contents["pullgate-trusted-root"] = map[string]string{"trusted_root.json": string(o.TrustedRoot)}
+	}
+	deployment := slices.IndexFunc(documents, func(d string) bool { return strings.Contains(d, "\nkind: Deployment") })
+	for i, name := range slices.Sorted(maps.Keys(contents)) {
+		m, err := yaml.Marshal(corev1.ConfigMap{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: o.Namespace, Labels: manifestLabels()},
+			Data:       contents[name],
+		})
+		if err != nil {
+			return nil, err
+		}
+		documents = slices.Insert(documents, deployment+i, string(m))
+	}
+	return documents, nil
+}
+
+func manifestLabels() map[string]string {
+	return map[string]string{"app.kubernetes.io/name": "pullgate-policyd"}
+}
+
+// A webhookConfiguration is a ValidatingWebhookConfiguration or a MutatingWebhookConfiguration.
+type webhookConfiguration struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+
+	Webhooks [1]struct {
+		admissionregistrationv1.ValidatingWebhook `json:",inline"`
+
+		ReinvocationPolicy string `json:"reinvocationPolicy,omitempty"`
+	} `json:"webhooks"`
+}
+
+// webhooks returns the configurations of webhooks, in the order in which kube-apiserver calls them.
+func (o ManifestOptions) webhooks() (documents []string, err error) {
+	rules := rulesOf(o.Templates)
 	if o.Policies != nil {
 		rules = append(rules, customRules(o.Policies.custom)...)
 	}
 	if o.Policies != nil && o.Policies.mutate {
-		m.Webhooks = append(m.Webhooks, configuration{
-			Kind: "MutatingWebhookConfiguration", Object: "pullgate", Name: "mutate.pullgate.dev", Path: MutatePath,
-			Rules: []rule{podRule()}, Mutating: true,
-		})
+		c := o.webhook("pullgate", "mutate.pullgate.dev", MutatePath, podRule())
+		c.Kind, c.Webhooks[0].ReinvocationPolicy = "MutatingWebhookConfiguration", "IfNeeded"
+		documents, err = o.print(documents, c, ", of the plugin\n# MutatingAdmissionWebhook")
 	}
-	m.Webhooks = append(m.Webhooks, configuration{
-		Kind: "ValidatingWebhookConfiguration", Object: "pullgate-policyd", Name: "imagepolicywebhook.image-policy.k8s.io",
-		Path: ValidatePath, Rules: rules,
-	})
-	m.WatchesNamespaces = o.Policies == nil || o.Policies.namespaces
-	t, err := template.New("").Funcs(template.FuncMap{
-		"scalar": scalar, "lines": indented, "base64": base64.StdEncoding.EncodeToString,
-	}).Parse(manifestText)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var configuration, text strings.Builder
-	if err := t.ExecuteTemplate(&configuration, "configuration", m); err != nil {
-		return err
-	}
-	m.ConfigurationHash = fmt.Sprintf("%x", sha256.Sum256([]byte(configuration.String())))[:16]
-	add := func(name string, content map[string]string) {
-		m.ConfigMaps = append(m.ConfigMaps, configMap{name, o.Namespace, content})
-	}
-	add("pullgate-policyd", map[string]string{"policyd.yaml": configuration.String()})
-	if o.Policies != nil {
-		add("pullgate-policies", o.Policies.contents)
-	}
-	if o.TrustedRoot != nil {
-		add("pullgate-trusted-root", map[string]string{"trusted_root.json": string(o.TrustedRoot)})
-	}
-	if err := t.Execute(&text, m); err != nil {
-		return err
-	}
-	_, err = io.WriteString(w, text.String())
-	return err
+	c := o.webhook("pullgate-policyd", "imagepolicywebhook.image-policy.k8s.io", ValidatePath, rules...)
+	return o.print(documents, c, "")
 }
 
-type manifest struct {
-	ManifestOptions
-
-	WatchesNamespaces bool
-	ConfigMaps        []configMap
-	ConfigurationHash string
-	Webhooks          []configuration
-}
-
-// A configuration is one of a webhook.
-type configuration struct {
-	Kind, Object, Name, Path string
-	Rules                    []rule
-	Mutating                 bool
-}
-
-type configMap struct {
-	Name, Namespace string
-	Data            map[string]string
-}
-
-// Endpoint returns the whole URL of a path.
-func (m manifest) Endpoint(path string) string {
-	return strings.TrimSuffix(strings.TrimSuffix(m.URL, ValidatePath), "/") + path
-}
-
-// Excluded returns the namespaces whose objects are not judged.
-func (m manifest) Excluded() []string {
-	names := slices.Clone(m.Exclude)
-	if m.URL == "" {
-		names = append(names, m.Namespace)
+func (o ManifestOptions) print(documents []string, c webhookConfiguration, plugin string) ([]string, error) {
+	text, err := yaml.Marshal(c)
+	comment := ""
+	if o.URL != "" {
+		comment = "# For a folder of kube-apiserver 1.36 or later, with the feature gate " +
+			"ManifestBasedAdmissionControlConfig" + plugin + ".\n" +
+			"# https://github.com/pullgate/pullgate/blob/main/docs/webhook.md has the file of " +
+			"--admission-control-config-file that\n" +
+			"# names the folder.\n"
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	return append(documents, comment+string(text)), err
 }
 
-func scalar(v any) (string, error) {
-	data, err := yaml.Marshal(v)
-	return strings.TrimSuffix(string(data), "\n"), err
-}
-
-func indented(indent int, v any) (string, error) {
-	data, err := yaml.Marshal(v)
-	var text strings.Builder
-	for line := range strings.Lines(string(data)) {
-		if line != "\n" {
-			text.WriteString(strings.Repeat(" ", indent))
+func (o ManifestOptions) webhook(object, name, path string, rules ...rule) (c webhookConfiguration) {
+	c.TypeMeta = metav1.TypeMeta{
+		APIVersion: admissionregistrationv1.SchemeGroupVersion.String(), Kind: "ValidatingWebhookConfiguration",
+	}
+	w := &c.Webhooks[0].ValidatingWebhook
+	w.Name, w.Rules, w.AdmissionReviewVersions = name, rules, []string{"v1"}
+	w.FailurePolicy = new(admissionregistrationv1.FailurePolicyType(o.FailurePolicy))
+	w.MatchPolicy = ptr.To(admissionregistrationv1.Equivalent)
+	w.SideEffects = ptr.To(admissionregistrationv1.SideEffectClassNone)
+	w.TimeoutSeconds, w.ClientConfig.CABundle = new(int32(o.Timeout.Seconds())), o.CA
+	excluded := slices.Clone(o.Exclude)
+	if o.URL == "" {
+		excluded = append(excluded, o.Namespace)
+		w.ClientConfig.Service = &admissionregistrationv1.ServiceReference{
+			Name: "pullgate-policyd", Namespace: o.Namespace, Path: &path, Port: ptr.To[int32](443),
 		}
-		text.WriteString(line)
+	} else {
+		object += ".static.k8s.io"
+		w.ClientConfig.URL = new(strings.TrimSuffix(strings.TrimSuffix(o.URL, ValidatePath), "/") + path)
 	}
-	return text.String(), err
+	c.ObjectMeta = metav1.ObjectMeta{Name: object, Labels: manifestLabels()}
+	if slices.Sort(excluded); len(excluded) > 0 {
+		w.NamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
+			Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: slices.Compact(excluded),
+		}}}
+	}
+	return c
 }
 
-type rule struct {
-	Group, Version string
-	Resources      []string
-	Scope          admissionregistrationv1.ScopeType
+type rule = admissionregistrationv1.RuleWithOperations
+
+func newRule(scope admissionregistrationv1.ScopeType, group, version string, resources ...string) rule {
+	return rule{
+		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create, admissionregistrationv1.Update},
+		Rule: admissionregistrationv1.Rule{
+			APIGroups: []string{group}, APIVersions: []string{version}, Resources: resources, Scope: &scope,
+		},
+	}
 }
 
 func podRule() rule {
-	return rule{"", "v1", []string{"pods", "pods/ephemeralcontainers"}, admissionregistrationv1.NamespacedScope}
+	return newRule(admissionregistrationv1.NamespacedScope, "", "v1", "pods", "pods/ephemeralcontainers")
 }
 
 // rulesOf returns a rule for each group and version. The API server converts objects of Kubernetes' groups to v1.
@@ -227,10 +295,10 @@ func rulesOf(templates []config.PodTemplate) (rules []rule) {
 	})
 	for _, r := range resources {
 		version := versions[r]
-		if n := len(rules); n > 0 && rules[n-1].Group == r.Group && rules[n-1].Version == version {
+		if n := len(rules); n > 0 && rules[n-1].APIGroups[0] == r.Group && rules[n-1].APIVersions[0] == version {
 			rules[n-1].Resources = append(rules[n-1].Resources, r.Resource)
 		} else {
-			rules = append(rules, rule{r.Group, version, []string{r.Resource}, admissionregistrationv1.NamespacedScope})
+			rules = append(rules, newRule(admissionregistrationv1.NamespacedScope, r.Group, version, r.Resource))
 		}
 	}
 	return rules
@@ -270,7 +338,7 @@ func customRules(policies []requirement.Rule) (rules []rule) {
 		if names[0] == anyResource { // an API server refuses others beside it
 			names = names[:1]
 		}
-		rules = append(rules, rule{g.Group, g.Version, names, admissionregistrationv1.AllScopes})
+		rules = append(rules, newRule(admissionregistrationv1.AllScopes, g.Group, g.Version, names...))
 	}
 	return rules
 }
