@@ -16,6 +16,7 @@ import (
 // The answer to a pull is lost, because the client cancels or because its connection breaks, at any
 // moment of the pull; containerd may complete it a little later. After that the image on the node needs
 // proof. 200 repetitions.
+// Shows: 001-28
 func TestLostAnswersLeaveAnImageThatNeedsProof(t *testing.T) {
 	onEach(t, func(t runtimeTest) {
 		s := begin(t)

@@ -16,6 +16,7 @@ func (s *suite) imported(p node.Pushed) {
 }
 
 // An image that appears without a pull is preloaded, with untrackedImages: Verify only one from before the first start.
+// Shows: 001-13, 001-32
 func TestUntrackedImages(t *testing.T) {
 	onEach(t, func(t runtimeTest) {
 		b := bare(t)

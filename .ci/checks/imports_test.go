@@ -51,6 +51,7 @@ func rules(t *testing.T) (all []rule) {
 	return all
 }
 
+// Shows: 003-09
 func TestImportsFollowLayersAndWalls(t *testing.T) {
 	all := rules(t)
 	walk(t, os.DirFS(root), ".go", func(name, src string) {

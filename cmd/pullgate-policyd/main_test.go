@@ -14,6 +14,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"pullgate-policyd": main})
 }
 
+// Shows: 002-29, 004-R4
 func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the program as a process")

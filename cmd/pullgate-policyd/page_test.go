@@ -16,6 +16,7 @@ import (
 )
 
 // The commands of docs/webhook.md make a certificate that an API server accepts, and apply a webhook with its CA.
+// Shows: 004-R4
 func TestWebhookPage(t *testing.T) {
 	if _, err := exec.LookPath("openssl"); err != nil {
 		t.Skip("no openssl on this machine")

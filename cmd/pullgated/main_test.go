@@ -23,6 +23,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"pullgated": main})
 }
 
+// Shows: 000-23, 004-33
 func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the program as a process")

@@ -57,6 +57,7 @@ spec:
 `
 
 // digests has tags of pods turned into digests, between two other mutating webhooks.
+// Shows: 002-R1, 002-R3, 002-R7, 002-R9, 002-16, 002-27, 004-15, 004-22
 func digests(r *row) {
 	address, hosts, repository := r.startRegistry()
 	key := sigstoretest.NewKey(r)

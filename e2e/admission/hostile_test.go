@@ -22,6 +22,7 @@ import (
 const maxMemory = 256 << 20
 
 // TestHostileClients has clients misbehave towards a pullgate-policyd, which answers others and uses a bounded memory.
+// Shows: 004-R6
 func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	w := &world{dir: t.TempDir()}

@@ -119,6 +119,7 @@ func (r *row) define(crd, group, plural string, versions ...string) map[string]d
 }
 
 // argo creates and updates Workflows, whose images are in several places.
+// Shows: 002-R2
 func argo(r *row) {
 	workflows := r.define(workflowCRD, "argoproj.io", "workflows", "v1alpha1")["v1alpha1"]
 	workflow := func(name, templates string) *unstructured.Unstructured {
@@ -160,6 +161,7 @@ func argo(r *row) {
 }
 
 // tekton creates and updates Tasks, whose images are in lists without a pod template.
+// Shows: 002-R2
 func tekton(r *row) {
 	const fields = "schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}, " +
 		"subresources: {status: {}}"

@@ -57,6 +57,7 @@ func (r *row) addEphemeral(pod, image string, privileged bool) error {
 }
 
 // pluginAsksPolicyd has the plugin ask /imagereview of a pullgate-policyd, which allows what restrictions allow.
+// Shows: 000-30
 func pluginAsksPolicyd(r *row) {
 	folder := r.path("images")
 	testkit.Must(r, os.MkdirAll(folder, 0o700))
@@ -100,6 +101,7 @@ func plugin(r *row) {
 
 // bodies compares what the plugin sends about pods with what pullgate-policyd sends about them as a webhook, and for a
 // node about the same images. All of them read one file, byte for byte.
+// Shows: 000-06, 000-11, 000-12, 000-13, 000-14, 000-17, 000-18
 func bodies(r *row) {
 	file := testkit.Value(os.ReadFile(r.path(clusterOne, "scanner.yaml")))(r)
 	if want := r.imagePolicy(clusterOne); !bytes.Equal(file, want) {
@@ -209,6 +211,7 @@ func (r *row) client(p *webhook) (client *policyclient.Client, hash string) {
 }
 
 // twoClusters use one backend with a token each, by which the backend knows them.
+// Shows: 000-20
 func twoClusters(r *row) {
 	const deniedToOne, deniedToTwo = "clusters.test/one:1", "clusters.test/two:1"
 	r.backend.Set(deniedToOne, reviewbackend.Answer{Deny: true, Reason: "not in cluster one", Client: clusterOne})

@@ -34,6 +34,7 @@ const byScanner = "denied by the image review backend scanner after "
 func withLabel(p *corev1.Pod) { p.Labels[forbidden] = "yes" }
 
 // resources creates and updates objects of all kinds that are admitted and denied.
+// Shows: 003-30, 004-R2, 004-21, 004-22
 func resources(r *row) {
 	r.judgedBy(r.two)
 	for _, k := range kinds() {
@@ -62,6 +63,7 @@ func (r *row) judged(k kind) {
 }
 
 // customResources are judged where the configuration says that a pod template is.
+// Shows: 003-31
 func customResources(r *row) {
 	crd := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 	_, err := r.objects.Resource(crd).Create(r.Context(), parse(r.T, `apiVersion: apiextensions.k8s.io/v1
@@ -87,6 +89,7 @@ spec:
 }
 
 // ephemeral adds ephemeral containers, for which a backend is asked too.
+// Shows: 000-12, 002-52
 func ephemeral(r *row) {
 	const bad = "ephemeral.test/bad:1"
 	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo}) // the plugin allows it
@@ -104,6 +107,7 @@ func ephemeral(r *row) {
 }
 
 // deployment shows that restrictions deny a Deployment, and that a backend denies the pod of a Deployment.
+// Shows: 000-03, 000-08, 000-10
 func deployment(r *row) {
 	const bad = "deployment.test/bad:1"
 	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo})
@@ -126,6 +130,7 @@ func deployment(r *row) {
 }
 
 // unchanged updates objects that violate a policy: what no policy judges can be changed.
+// Shows: 004-R3
 func unchanged(r *row) {
 	onNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork, p.Finalizers = true, []string{"example.com/wait"} }
 	deployments := kinds()["deployments"]
@@ -184,6 +189,7 @@ func mirror(r *row) {
 }
 
 // dryRun gets the answers of real requests, and changes nothing.
+// Shows: 004-R3, 004-17
 func dryRun(r *row) {
 	r.judgedBy(r.two)
 	for _, k := range kinds() {
@@ -231,6 +237,7 @@ func (w *recorder) HandleWarningHeaderWithContext(_ context.Context, code int, _
 }
 
 // namespaceLabels changes the labels of a namespace, which policies select.
+// Shows: 003-01
 func namespaceLabels(r *row) {
 	create := func() error {
 		p := pod("", good, func(p *corev1.Pod) { p.Spec.HostIPC = true })
@@ -249,6 +256,7 @@ func namespaceLabels(r *row) {
 }
 
 // auditLog has the annotations of backends, from the plugin and from the webhook, under the same prefix.
+// Shows: 000-16
 func auditLog(r *row) {
 	r.judgedBy(r.two)
 	for _, client := range []string{clusterOne, clusterTwo} {
@@ -336,6 +344,7 @@ func timeout(r *row) {
 }
 
 // service has the webhook that is one for a cluster, by a service.
+// Shows: 004-R4
 func service(r *row) {
 	address := testkit.Value(host.OwnAddress())(r)
 	h := r.startWebhook(r.T, "service", address, r.path(clusterOne))
@@ -384,6 +393,7 @@ func files(r *row) {
 }
 
 // canaries were in all pods, and in no request to the backend.
+// Shows: 000-06, 000-07
 func canaries(r *row) {
 	requests := r.backend.Requests()
 	if len(requests) < 50 {

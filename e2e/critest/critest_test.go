@@ -31,6 +31,7 @@ const skipped = `port mapping|should support network|support portforward \[|supp
 const leastPassed = 60
 
 // Each spec has the same result directly and through pullgated.
+// Shows: 001-39
 func TestCritest(t *testing.T) {
 	if os.Getenv("NODES") != "matrix" {
 		t.Skip("a part of make matrix")

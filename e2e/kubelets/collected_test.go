@@ -9,6 +9,7 @@ import (
 )
 
 // The kubelet removes unused images when space gets short. Their records go with them; those of others stay.
+// Shows: 001-24
 func collected(s *scenario) {
 	app, stays := s.private("app:1"), s.private("stays:1")
 	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" } // which is never evicted

@@ -18,6 +18,7 @@ import (
 
 // A pod by tag is stored by digest, and its kubelet runs it where policies require a digest and a signature. The
 // decision log has the digest.
+// Shows: 002-R1, 000-34
 func digests(s *scenario) {
 	r, name := s.newSigner(), "digests-of-"+s.kubelet.Name()
 	app := s.public("app:1")

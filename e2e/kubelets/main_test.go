@@ -108,6 +108,7 @@ type testCase struct {
 }
 
 // testNode runs the scenarios of one node.
+// Shows: 001-26
 func testNode(t *testing.T, m *machine) {
 	t.Helper()
 	m.protectInUse(t)

@@ -15,6 +15,7 @@ import (
 // A credential provider plugin of the kubelet, run through pullgated, gives out a credential of the node's.
 // What is pulled with it is open to every pod, also when the registry and the plugin are unavailable. What a tenant
 // pulls with a secret of its own is not.
+// Shows: 001-16
 func nodeCredentials(s *scenario) {
 	r := s.registry()
 	app, own := s.push(r, "node/app:1", node.Image{}), s.push(r, "own/app:1", node.Image{Content: "own"})

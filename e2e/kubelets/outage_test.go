@@ -10,6 +10,7 @@ import (
 
 // While the registry is down, slow, or answers with an error, pods whose credential is proved start. Others wait; their
 // events show whether the registry denied them or could not be reached. No pod without a proof starts.
+// Shows: 001-17, 001-22
 func outage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})

@@ -40,6 +40,7 @@ func (s *scenario) preload() {
 func pullPolicies() []corev1.PullPolicy { return []corev1.PullPolicy{ifNotPresent, always, never} }
 
 // What was on the node before pullgated stays open, also when a tenant pulls the same content under a private name.
+// Shows: 001-10, 001-13, 001-14
 func preloaded(s *scenario) {
 	app := s.preloaded["content/never"]
 	same := s.push(s.Private, "same:1", node.Image{Content: "content"})
@@ -67,6 +68,7 @@ func preloaded(s *scenario) {
 }
 
 // Under each policy, pods of every kind are created with every pull policy. The results must match cases.md.
+// Shows: 001-01, 001-02, 001-03, 001-04, 001-05, 001-06, 001-08, 001-09, 001-10, 001-11, 001-14, 001-21, 001-29
 func policies(s *scenario) {
 	listed := fmt.Sprintf("preloadedImagesVerificationAllowlist: [%q]", s.Private.Host()+"/listed/*")
 	host.AtEnd(s, func() error {

@@ -16,6 +16,7 @@ import (
 )
 
 // pullgate is installed on a node in use: pods keep their containers, and what is present stays open by default.
+// Shows: 001-31
 func installed(s *scenario) {
 	app := s.private("app:1")
 	stay := []*outcome{s.keep(runs("A, with its secret", use("a", app, alice), downloads))}
@@ -30,6 +31,7 @@ func installed(s *scenario) {
 
 // After each kind of restart, running pods continue with the containers they have, new ones are judged as
 // before, and nothing is opened. The registry is down meanwhile, so that it cannot be the reason why a pod starts.
+// Shows: 001-19, 001-31
 func restarts(s *scenario) {
 	r := s.registry()
 	app, free := s.push(r, "app:1", node.Image{}), s.public("free:1")
@@ -147,6 +149,7 @@ func kills(s *scenario) {
 }
 
 // A static pod starts while there is no API server, whichever pod pulled its image.
+// Shows: 001-37
 func static(s *scenario) {
 	app := s.private("app:1")
 	s.runSteps(runs("A, with its secret", use("a", app, alice), downloads))

@@ -19,6 +19,7 @@ const exempt = "exempt"
 // was restarted. A new pod is denied each time.
 //
 // Each case has a pod whose container ends, because a kubelet waits before it restarts a container for the second time.
+// Shows: 000-32
 func restrictedRestarts(s *scenario) {
 	const (
 		set     = "a reload that sets the folder"

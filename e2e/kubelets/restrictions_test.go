@@ -28,6 +28,7 @@ const (
 
 // A pod that violates a restriction does not start, and its status or an event names policy and field. A pod that
 // satisfies it runs. The same holds for init, ephemeral and static pods. A container that ends is started again.
+// Shows: 003-22, 003-23, 003-25, 003-26, 003-27, 003-28
 func restrictions(s *scenario) {
 	images := s.restrictionImages()
 	rows := restrictionRows(images, s.hostFolder())
@@ -52,6 +53,7 @@ func restrictions(s *scenario) {
 }
 
 // With the pod source, fields are restricted that no CRI message carries. By default static pods are exempt.
+// Shows: 003-24, 003-27
 func restrictionsOfSource(s *scenario) {
 	images := s.restrictionImages()
 	rows := sourceRows(s.hostFolder())

@@ -24,6 +24,7 @@ func failedClosed(backend string) string {
 // A pod whose images the backends allow runs. One whose image a backend denies does not start, and its status or an
 // event names the backend. That also holds for init, ephemeral and static pods and for image volumes. A backend that is
 // stopped admits what it has allowed before, and everything else as its defaultAllow says.
+// Shows: 000-01, 000-10, 000-22, 000-24, 000-27, 000-29, 000-30, 000-39
 func reviews(s *scenario) {
 	app, bad, fresh := s.public("app:1"), s.public("bad:1"), s.public("fresh:1")
 	r := s.newReviewing()

@@ -13,6 +13,7 @@ import (
 // A pod whose image is signed as the policy requires runs. One with an unsigned image waits with a reason that says so,
 // and runs without further action once the image is signed. An unsigned image that a pod without the policy has pulled
 // does not run either, nor do pods with the policy Never, static pods, ephemeral containers and image volumes with it.
+// Shows: 002-52
 func signatures(s *scenario) {
 	r := s.newSigner()
 	good, bad, late, cached := s.private("good:1"), s.private("bad:1"), s.private("late:1"), s.private("cached:1")

@@ -44,6 +44,7 @@ func (s *scenario) waitUntilSynced() {
 }
 
 // Only with the pod source pullgated knows that a pod with Never has the credential, in any namespace.
+// Shows: 001-03
 func exactly(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
@@ -72,6 +73,7 @@ func exactly(s *scenario) {
 }
 
 // The new content of a Secret replaces its proofs while no registry can be reached. A recreated Secret is another one.
+// Shows: 001-27
 func rotation(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
@@ -108,6 +110,7 @@ func (s *scenario) content(name string, l node.Login, recreate bool) {
 }
 
 // Without an API server known pods continue, also after a restart of pullgated. The node stays ready.
+// Shows: 001-37
 func apiServerOutage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})

@@ -21,6 +21,7 @@ func controlWithoutPullgate(s *scenario) {
 }
 
 // The owner and every pod with the same credential continue as before. Others get the error of the registry.
+// Shows: 001-01, 001-02, 001-06, 001-12, 001-17, 001-21, 001-35, 001-40
 func tenants(s *scenario) {
 	app := s.private("app:1")
 	elsewhere := use("b", app, alice)
@@ -49,6 +50,7 @@ func tenants(s *scenario) {
 }
 
 // An image that was pulled anonymously is open to every pod.
+// Shows: 001-05, 001-15
 func public(s *scenario) {
 	app, first := s.public("app:1"), s.public("first-with-a-secret:1")
 	s.runSteps(
@@ -66,6 +68,7 @@ func public(s *scenario) {
 }
 
 // Always sees a tag that has moved. IfNotPresent keeps what it has, until a pull moves the tag on the node.
+// Shows: 001-04
 func tags(s *scenario) {
 	one, two := node.Image{Content: s.Name() + " one"}, node.Image{Content: s.Name() + " two"}
 	app, proving := s.push(s.Private, "app:1", one), s.push(s.Private, "proving:1", one)

@@ -9,6 +9,7 @@ import (
 )
 
 // A proof older than credentialValidity is renewed by the next pod. registryUnavailableGrace prolongs it in an outage.
+// Shows: 001-23
 func expiry(s *scenario) {
 	const validity = 3 * time.Second
 	expires := fmt.Sprintf("credentialValidity: %s", validity)

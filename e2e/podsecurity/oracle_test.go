@@ -102,6 +102,7 @@ var differences = []difference{
 	},
 }
 
+// Shows: 003-42
 func TestPresetsAgreeWithPodSecurity(t *testing.T) {
 	for _, level := range []string{"baseline", "restricted"} {
 		t.Run(level, func(t *testing.T) {

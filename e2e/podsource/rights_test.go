@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// Shows: 001-38
 func TestTheRightsOfAKubeletAreEnough(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(w *world) {

@@ -167,6 +167,7 @@ func (l *load) measure(n int) (p99 time.Duration, memory int) {
 }
 
 // With a thousand requests in a second, pullgate-policyd has at most 150 MB of memory.
+// Shows: 004-R5
 func TestMemoryOfAThousandRequests(t *testing.T) {
 	const most = 150 << 20
 	if _, memory := prepareLoad(t).measure(3 * loadRate); memory > most {

@@ -59,6 +59,7 @@ type oracle struct {
 func (o *oracle) key(i int) string { return string(sigstoretest.PublicPEM(o.tb, o.keys[i])) }
 
 // Each row is judged by cosign and by pullgate-policyd, at a registry with the referrers API and at one without it.
+// Shows: 002-R5, 002-22, 002-25, 002-54, 002-57
 func TestOracle(t *testing.T) {
 	if os.Getenv("NODES") != "matrix" {
 		t.Skip("a part of make matrix")

@@ -15,6 +15,7 @@ import (
 )
 
 // Of an image that is signed and scanned, a registry is asked for each document once, however many rules there are.
+// Shows: 002-30
 func TestRequestsOfSeveralRules(t *testing.T) {
 	t.Parallel()
 	alice := node.Alice()

@@ -19,6 +19,7 @@ import (
 const sent = "containerRuntimeEndpoint: unix:///run/pullgate/cri.sock\n"
 
 // Installation, use, upgrade and complete removal of pullgate on a node.
+// Shows: 001-30, 001-36
 func TestDebianNode(t *testing.T) {
 	s := newSite(t)
 	for _, step := range []struct {

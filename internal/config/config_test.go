@@ -45,6 +45,7 @@ func write(t *testing.T, content string) string {
 	return path
 }
 
+// Shows: 001-10, 001-11, 001-23
 func TestDefaults(t *testing.T) {
 	golden, err := os.ReadFile("testdata/defaults.yaml")
 	must(t, err)

@@ -140,6 +140,7 @@ func (n *node) leaksNothing() {
 	}
 }
 
+// Shows: 001-16
 func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -259,6 +259,7 @@ func TestPoliciesFollowTheConfiguration(t *testing.T) {
 	p.denies("policies again", true)
 }
 
+// Shows: 004-33
 func TestTheLastValidPoliciesStay(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork)
 	p.open()

@@ -260,6 +260,7 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 	}
 }
 
+// Shows: 000-37, 004-33
 func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	t.Parallel()
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())

@@ -121,6 +121,7 @@ func (p *policyTest) reviews(when, namespace string, want admission.Reason) {
 	}
 }
 
+// Shows: 000-23
 func TestReviews(t *testing.T) {
 	p, d := newReviewTest(t)
 	p.put("r", noHostNetwork)
@@ -226,6 +227,7 @@ func TestReviewsWithoutPolicyd(t *testing.T) {
 }
 
 // A failure is logged once a minute for each backend, with the number of those that were not logged.
+// Shows: 000-22
 func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPolicyTest(t)
@@ -270,6 +272,7 @@ func TestReviewsFollowNewFilesTogether(t *testing.T) {
 	all.Wait()
 }
 
+// Shows: 000-23
 func TestBackendsAreListed(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork)
 	putBackend(t, p.dir, "scanner", ", denyTTL: -1}\nincludeImageVolumes: false\nmatch: {namespaces: [team]}")

@@ -332,6 +332,7 @@ func TestPolicyJudgesWhatIsForwarded(t *testing.T) {
 }
 
 // A pod restarts the containers that it started before a policy became stricter, also after restarts of pullgated.
+// Shows: 000-32
 func TestRestartsAreAdmitted(t *testing.T) {
 	a := policies(t)
 	p := newProxyWithPolicies(t, exact(), a)

@@ -66,6 +66,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 
 // A pod without a right gets one answer, whether the image is present, absent or an ambiguous prefix of an ID, as the
 // image of a container or of a mount. A pod that may use the image learns that it is absent.
+// Shows: 001-07
 func TestCreateDoesNotRevealWhichImagesArePresent(t *testing.T) {
 	for _, release := range [][2]string{{"containerd", "1.6.20"}, {"containerd", "2.4.2"}} {
 		t.Run(release[1], func(t *testing.T) {

@@ -173,6 +173,7 @@ func TestAPullThatTheStoreRefusesIsNoted(t *testing.T) {
 }
 
 // Every decision about an image that is present has a digest of it, that of the name's repository if there is one.
+// Shows: 000-34
 func TestDecisionsHaveTheDigestOfTheImage(t *testing.T) {
 	_, digest, _ := strings.Cut(digest1, "@")
 	names := []string{digest1}
@@ -214,6 +215,7 @@ func TestDecisionsHaveTheDigestOfTheImage(t *testing.T) {
 
 // The line about a container whose image was reviewed has the ID and the digest of the image that it started, also if
 // the tag has moved since the pod was reviewed by name.
+// Shows: 000-34, 000-36
 func TestReviewedImagesHaveTheIDThatStarted(t *testing.T) {
 	k, c := kept(restoring())
 	d := &policyd{}

@@ -419,6 +419,7 @@ func (p *proxy) slowed(f *fakeSource, takes time.Duration) *slowSource {
 
 // A tenant can name a hundred Secrets that do not exist, and measure the duration of a pre-check. The answer for an
 // image that is hidden, for any reason, takes as long as for an absent one.
+// Shows: 001-07
 func TestDurationOfAPrecheckDoesNotRevealAnImage(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	s := p.slowed(f, 0)

@@ -205,6 +205,7 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 }
 
 // The grpc version in the user agent shows which kubelet asks; this client's version is new.
+// Shows: 001-04, 001-06
 func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -271,6 +272,7 @@ func TestRequestThatCannotBeReadIsRefused(t *testing.T) {
 }
 
 // The order of a pull: intent on disk → call to the runtime → record on disk → answer to the kubelet.
+// Shows: 001-28
 func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *testing.T) {
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
 	var events []string

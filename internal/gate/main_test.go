@@ -20,6 +20,7 @@ func TestMain(m *testing.M) {
 
 // All tests of the gate also pass with a runtime that answers like CRI-O, with both forms of image_ref. The tests run
 // in separate processes, in parallel.
+// Shows: 000-38
 func TestGateBeforeCRIO(t *testing.T) {
 	if underTest() != criproxytest.Containerd {
 		t.Skip("this is one of those processes")

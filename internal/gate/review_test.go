@@ -95,6 +95,7 @@ func imageMount(id, name string) *runtimeapi.Mount {
 	return &runtimeapi.Mount{ContainerPath: "/data", Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}}
 }
 
+// Shows: 000-01, 000-02, 000-03, 000-09, 000-39
 func TestReviewsAtTheCreationOfContainers(t *testing.T) {
 	d := &policyd{denied: []string{otherImage}}
 	p := newProxyWithPolicies(t, restoring(), chainOf(reviewed(t, d, failClosed)))
@@ -126,6 +127,7 @@ func TestReviewsAtTheCreationOfContainers(t *testing.T) {
 }
 
 // The image of a restored container is not known, whatever its configuration names.
+// Shows: 000-02
 func TestReviewsOfRestoredContainers(t *testing.T) {
 	for _, byDefault := range []string{failOpen, failClosed} {
 		k, c := kept(restoring())
@@ -161,6 +163,7 @@ func TestReviewsWithoutANameOfTheImage(t *testing.T) {
 }
 
 // Each start without an answer is marked, also a repeated one.
+// Shows: 000-22, 000-24, 000-36
 func TestReviewsThatFail(t *testing.T) {
 	for byDefault, admits := range map[string]bool{failOpen: true, failClosed: false} {
 		k, c := kept(exact())
@@ -190,6 +193,7 @@ func TestReviewsThatFail(t *testing.T) {
 }
 
 // A review is about a name. The image that started under it is in the decision log, and another one is reviewed again.
+// Shows: 000-36
 func TestDecisionsOfReviewsHaveTheImageThatStarted(t *testing.T) {
 	never := testkit.Value(policy.New(string(policy.ModeNeverVerify), nil))(t)
 	k, c := kept(exact())

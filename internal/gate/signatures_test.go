@@ -238,6 +238,7 @@ func wantPullError(tb testing.TB, what string, err error, begins string, texts .
 	}
 }
 
+// Shows: 002-31
 func TestASignedImageRuns(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 	s.sign(id1, "*")
@@ -262,6 +263,7 @@ func TestASignedImageRuns(t *testing.T) {
 }
 
 // An annotation with which another tool notes that images were verified proves nothing: a tenant can write it.
+// Shows: 002-51
 func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 	x := s.Pod("team")
@@ -360,6 +362,7 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 	}
 }
 
+// Shows: 002-14, 002-15
 func TestRulesThatNeedNoSignature(t *testing.T) {
 	digest, static, none := signedBy(t, "a", "repo.test/*"), signedBy(t, "b", "repo.test/*"),
 		signedBy(t, "c", "none.test/*")
@@ -556,6 +559,7 @@ func TestANewContainerWithAlwaysIsVerified(t *testing.T) {
 	}
 }
 
+// Shows: 002-52
 func TestImageVolumesNeedEndorsements(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
 	s.runtime.SetImages(img(id2, anyImage))
@@ -639,6 +643,7 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 
 // The image that a container has is judged, not the one that was asked for, also if the answer to its creation was
 // lost.
+// Shows: 000-35, 002-53
 func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 	s.runtime.SetImages(img(id2, anyImage))

@@ -88,6 +88,7 @@ func newProxyWithSource(t *testing.T, c gate.Config) (*proxy, *fakeSource) {
 	return p, f
 }
 
+// Shows: 001-03
 func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	before := p.runtime.Calls("PullImage")
@@ -136,6 +137,7 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 }
 
 // Whether a PullImage has to reach the registry (docs/architecture.md).
+// Shows: 001-04
 func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 	old := gate.Config{OutageFallback: true, AlwaysPrecheck: gate.AlwaysSent}
 	for _, tc := range []struct {
@@ -262,6 +264,7 @@ func unknownSender(source string) *criproxytest.Pod {
 	}}}
 }
 
+// Shows: 001-34
 func TestShadowModeReportsThePullPolicy(t *testing.T) {
 	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: gate.AlwaysSent})
 	for _, pullPolicy := range []string{"Always", "IfNotPresent", "Never"} {

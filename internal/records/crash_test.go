@@ -82,6 +82,7 @@ func ofOpen(point string) bool {
 	return slices.Contains([]string{crashpoint.StoreTemporary, crashpoint.StoreRenamed, crashpoint.SetAside}, point)
 }
 
+// Shows: 001-19, 001-28
 func TestCrashAtAnyWriteLosesNothingAcknowledgedAndProvesNothing(t *testing.T) {
 	for _, point := range ownPoints() {
 		if ofOpen(point) {

@@ -45,6 +45,7 @@ func formatOf(tb testing.TB, s *records.Store) int {
 	return stats.Format
 }
 
+// Shows: 002-31
 func TestEndorsementIsForItsPairAndRequirement(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})

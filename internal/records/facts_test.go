@@ -24,6 +24,7 @@ func TestProveOfNothingIsRefusedAndTheIntentStays(t *testing.T) {
 	testkit.Equal(t, "facts", lookup(t, s, pair(id1, app)), known{Intents: 1})
 }
 
+// Shows: 001-24
 func TestProveEvictsTheLongestUnusedOfMaxProofs(t *testing.T) {
 	s, p := newStore(t), pair(id1, app)
 	id := func(n int) credential.ID { return credential.ID(fmt.Sprintf("credential-%d", n)) }
@@ -179,6 +180,7 @@ func TestOnSyncIsCalledForEveryWrite(t *testing.T) {
 	}
 }
 
+// Shows: 001-24
 func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 	s := newStore(t)
 	const more = 10

@@ -118,6 +118,7 @@ func wantFormat(t *testing.T, s *records.Store, format int) {
 	}
 }
 
+// Shows: 001-20, 001-36
 func TestEveryFormatOpens(t *testing.T) {
 	if *update {
 		path := newPath(t)
@@ -174,6 +175,7 @@ func opensAsFormat1(t *testing.T, path string) (ok bool) {
 }
 
 // A node that uses no signatures, or has revoked its endorsements, can go back to the version before them.
+// Shows: 001-36
 func TestStoreWithoutEndorsementsOpensInTheVersionBeforeThem(t *testing.T) {
 	for name, tc := range map[string]struct {
 		format int

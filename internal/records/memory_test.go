@@ -31,6 +31,7 @@ func TestLookupDuringACommitSeesTheFactsFromBefore(t *testing.T) {
 
 // There is one writer for each pair, and there are many readers. Step n of a writer proves access if n is odd, and
 // revokes that if n is even; the times in the record show the last step that a reader sees.
+// Shows: 001-25
 func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 	const pairs, readers = 3, 64
 	steps := 200

@@ -37,6 +37,7 @@ func TestOpenBeginsATrustedStoreOnTheVeryFirstStart(t *testing.T) {
 	}
 }
 
+// Shows: 001-19
 func TestReopenedStoreHoldsWhatWasWritten(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
@@ -77,6 +78,7 @@ func TestLostStoreBeginsInDistrustThatOnlyTrustEnds(t *testing.T) {
 	}
 }
 
+// Shows: 001-20
 func TestOpenRefusesNewerFormat(t *testing.T) {
 	for _, newer := range []string{"4", "10", "2147483647"} {
 		path := newPath(t)

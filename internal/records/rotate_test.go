@@ -16,6 +16,7 @@ func secret(uid, namespace, name string) records.SecretRef {
 	return records.SecretRef{UID: uid, Namespace: namespace, Name: name}
 }
 
+// Shows: 001-27
 func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 	proof := func(id credential.ID, first, last, used int, from ...records.SecretRef) records.Proof {
 		return records.Proof{Credential: id, Secrets: from, FirstProved: at(first), LastProved: at(last), LastUsed: at(used)}

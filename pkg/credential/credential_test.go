@@ -126,6 +126,7 @@ func TestTuplesDoNotCollide(t *testing.T) {
 	}
 }
 
+// Shows: 001-26
 func TestIDsBelongToOneKey(t *testing.T) {
 	one, other := credential.NewKey(), credential.NewKey()
 	c := credential.New(credential.Login{Username: "user", Password: "pass"})

@@ -152,6 +152,7 @@ func mustNotShow(t *testing.T, what string, secret []byte, shapes map[string]any
 	}
 }
 
+// Shows: 001-26
 func TestNothingShowsACredential(t *testing.T) {
 	for field, c := range map[string]credential.Credential{
 		"username":      credential.New(credential.Login{Username: canary, Password: "p"}),

@@ -83,6 +83,7 @@ var grounds = []struct {
 	{"untracked", policy.Reverify, func(policy.Policy, policy.Evidence) bool { return true }},
 }
 
+// Shows: 001-08, 001-09, 001-10, 001-11, 001-29
 func TestJudgeOfEveryEvidence(t *testing.T) {
 	seen := map[policy.Reason]bool{}
 	for _, p := range everyPolicy(t) {

@@ -52,6 +52,7 @@ func mustNew(tb testing.TB, mode string, list ...string) policy.Policy {
 	return p
 }
 
+// Shows: 001-09
 func TestConformanceOfSyntax(t *testing.T) {
 	all := policies(t)
 	for _, s := range all.Valid {
@@ -68,6 +69,7 @@ func TestConformanceOfSyntax(t *testing.T) {
 	}
 }
 
+// Shows: 001-09
 func TestConformanceOfMatching(t *testing.T) {
 	for _, l := range policies(t).Matches {
 		n := testkit.Value(imageref.Parse(l.Image))(t)

@@ -11,6 +11,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
+// Shows: 001-25
 func TestJudgingAgainAllocatesNothing(t *testing.T) {
 	if testkit.Raced {
 		t.Skip("the race detector allocates")

@@ -31,6 +31,8 @@ import (
 //	validity DURATION [grace=DURATION]        of proofs, from now on
 //	revoke  [credential=PW] [repository=NAME] [id=ID] [uid=UID] [namespace=NS] [secret=NAME] [dry]
 //	store                                     prints what is on disk
+//
+// Shows: 001-01, 001-05, 001-27
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) { //nolint:thelper // the test itself
 		synctest.Test(t, func(t *testing.T) {

@@ -25,6 +25,7 @@ type confirmed struct {
 
 // At any time a proof allows a pod without a grant if and only if a registry confirmed the proof within the validity.
 // The grace extends this if the registry is not asked and no registry has denied the credential since.
+// Shows: 001-23
 func TestProofCountsAsLongAsItIsValid(t *testing.T) {
 	for range 5 {
 		seed := rand.Uint64()

@@ -60,6 +60,7 @@ func diff(want, got any) string {
 	return cmp.Diff(want, got, cmp.Exporter(func(reflect.Type) bool { return true }))
 }
 
+// Shows: 003-22, 003-26
 func TestSandbox(t *testing.T) {
 	want := admission.Pod{
 		UID: uid, Namespace: "team-a", Name: "web", Labels: admission.Set(map[string]string{"app": "web"}),
@@ -98,6 +99,7 @@ func TestContainerWithDefaults(t *testing.T) {
 	}
 }
 
+// Shows: 003-25
 func TestContainerWithEverything(t *testing.T) {
 	config := containerWith(&runtimeapi.Mount{
 		ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount/",
@@ -173,6 +175,7 @@ func TestUnknownForThisPod(t *testing.T) {
 }
 
 // Volume types come from the folder of this pod and from no path that only looks like it.
+// Shows: 003-28
 func TestVolumes(t *testing.T) {
 	const own = root + "/pods/" + uid
 	host := func(p string) admission.Volume {

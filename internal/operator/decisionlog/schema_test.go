@@ -92,6 +92,7 @@ func everything(t *testing.T) map[string]string {
 	return kinds("", lines[len(lines)-1])
 }
 
+// Shows: 000-36
 func TestALineHasTheDecision(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "decisions.log")
 	l := newLog(t, path)

@@ -107,6 +107,7 @@ func ours(name string) bool {
 	return !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_")
 }
 
+// Shows: 001-33
 func TestNamesAndLabelsAreTheContract(t *testing.T) {
 	families := testkit.Value(newMetrics().Registry().Gather())(t)
 	got := map[string]string{}
@@ -384,6 +385,7 @@ func TestWithoutPoliciesThereIsNoSeriesOfThem(t *testing.T) {
 	}
 }
 
+// Shows: 000-24
 func TestAdmissionCountsFindings(t *testing.T) {
 	const answers = "pullgate_admission_answers_total"
 	m := metrics.New("v1", "go1", nil)

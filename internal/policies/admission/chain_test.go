@@ -280,6 +280,7 @@ func TestZeroValuesDeny(t *testing.T) {
 	}
 }
 
+// Shows: 000-32
 func TestStartedContainersAreAdmitted(t *testing.T) {
 	rules := admission.Rules{Validators: named(always(deny))}
 	chain := admission.New(rules, nil)

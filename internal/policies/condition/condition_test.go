@@ -72,6 +72,7 @@ func evaluate(tb testing.TB, list []requirement.Conditions, data string) conditi
 	return evaluateAt(tb, list, data, now)
 }
 
+// Shows: 002-24
 func TestEvaluate(t *testing.T) {
 	for _, tc := range []struct {
 		condition string
@@ -180,6 +181,7 @@ func TestEvaluate(t *testing.T) {
 	}
 }
 
+// Shows: 002-23
 func TestBlocks(t *testing.T) {
 	yes := conditions(t, "all", `{key: "{{ count }}", operator: Equals, value: 3}`)[0].All[0]
 	no := conditions(t, "all", `{key: "{{ count }}", operator: GreaterThan, value: 3}`)[0].All[0]
@@ -205,6 +207,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
+// Shows: 002-24
 func TestUntil(t *testing.T) {
 	young := `{key: "{{ time_since('', timestamp, '') }}", operator: LessThan, value: 24h}`
 	younger := `{key: "{{ time_since('', timestamp, '') }}", operator: DurationLessThanOrEquals, value: 12h}`

@@ -132,6 +132,7 @@ func unmet(reason string) requirement.Result {
 	return requirement.Result{Reason: reason, Message: "the sentence of pullgate-policyd"}
 }
 
+// Shows: 002-31
 func TestEveryResult(t *testing.T) {
 	type want struct {
 		answer  admission.Answer

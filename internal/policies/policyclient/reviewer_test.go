@@ -113,6 +113,7 @@ func decide(t *testing.T, v admission.Validator, s admission.Subject) admission.
 	return admission.DecisionOf(v.Validate(t.Context(), s))
 }
 
+// Shows: 000-06, 000-13
 func TestRequestHasWhatBackendsMaySee(t *testing.T) {
 	p := &fakePolicyd{answer: by(allows("a"))}
 	v := reviewer(t, p, map[string]string{"a": closed})
@@ -246,6 +247,7 @@ type (
 	texts  = admission.Value[map[string]string]
 )
 
+// Shows: 000-18
 func TestImageVolumesAreReviewedByBackendsThatIncludeThem(t *testing.T) {
 	p := &fakePolicyd{answer: func(r request) ([]result, error) {
 		all, err := by(allows("all"), allows("own"))(r)

@@ -273,6 +273,7 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 
 // One process serves the API servers of two clusters, each with a CA of its own. Pods of the same UID, namespace and
 // name are judged apart.
+// Shows: 004-16
 func TestOneWebhookForTwoClusters(t *testing.T) {
 	ca, one, two := newAuthority(t), newAuthority(t), newAuthority(t)
 	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {

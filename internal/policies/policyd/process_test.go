@@ -318,6 +318,7 @@ func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
 	}
 }
 
+// Shows: 004-33
 func TestRunRefusesToStart(t *testing.T) {
 	taken := prepare(t)
 	taken.start()
@@ -364,6 +365,7 @@ func TestRunRefusesToStart(t *testing.T) {
 	}
 }
 
+// Shows: 004-33
 func TestPoliciesAreReadAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for limits and intervals")

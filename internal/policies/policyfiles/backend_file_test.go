@@ -20,6 +20,7 @@ func readBackends(t *testing.T, pairs ...string) (policyfiles.Backends, string, 
 	return policyfiles.BackendsOf(set), dir, err
 }
 
+// Shows: 000-18, 000-21, 000-23, 000-25
 func TestLoad(t *testing.T) {
 	const minimal = "imagePolicy: {kubeConfigFile: /k}\n"
 	for _, c := range []struct {
@@ -63,6 +64,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// Shows: 000-04, 000-07, 000-21
 func TestErrors(t *testing.T) {
 	refusals(t, "testdata/backend-errors.golden", func(text string) error {
 		set, dir, err := readBackends(t, "a.yaml", text)

@@ -11,6 +11,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
+// Shows: 002-40, 002-41, 002-42, 002-43, 002-44, 002-45
 func TestExamplesOfTheProposal(t *testing.T) {
 	for _, name := range []string{
 		"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected",
@@ -26,6 +27,7 @@ func TestExamplesOfTheProposal(t *testing.T) {
 }
 
 // The other examples of the proposal use what is not supported yet, or are malformed.
+// Shows: 002-46
 func TestMalformedExamplesOfTheProposal(t *testing.T) {
 	var text strings.Builder
 	for _, name := range []string{"structure", "digest", "key", "one-of-three", "tekton", "trivy"} {
@@ -39,6 +41,7 @@ func TestMalformedExamplesOfTheProposal(t *testing.T) {
 	compare(t, "testdata/kyverno/malformed.golden", text.String())
 }
 
+// Shows: 002-R6, 002-17, 002-19, 002-20, 002-29
 func TestKyvernoEveryField(t *testing.T) {
 	p := kyverno.Valid(t, readFile(t, "testdata/kyverno/every-field.yaml"))
 	compare(t, "testdata/kyverno/every-field.golden", describePolicies(p))
@@ -59,8 +62,31 @@ func kyvernoPolicy(rule string) string {
 // kyvernoAttestorsOf returns a policy with one set of attestors.
 func kyvernoAttestorsOf(set string) string { return kyvernoVerification("attestors: [" + set + "]") }
 
+// Shows: 002-10, 002-18, 002-19, 002-46
 func TestKyvernoErrors(t *testing.T) {
 	kyverno.Errors(t, "testdata/kyverno/errors.golden", kyvernoHeader)
+}
+
+// An attestation is by its own attestors, or by those of the rule.
+// Shows: 002-10, 002-26, 002-46
+func TestAttestorsOfAttestations(t *testing.T) {
+	of := func(key string) string {
+		return "attestors: [{entries: [{keys: {publicKeys: " + pemText(t, key) + "}}]}]"
+	}
+	requires := func(fields string) string {
+		return kyverno.Valid(t, kyvernoVerification(fields)).Rules[0].Requirement.String()
+	}
+	a, b := of("a.pub"), of("b.pub")
+	signed, attested := requires(a), "an attestation of type https://openvex.dev/ns by "
+	for fields, want := range map[string]string{
+		a + ", attestations: [{type: openvex}]":                   signed + "; " + attested + signed,
+		a + ", attestions: [{predicateType: openvex, " + b + "}]": signed + "; " + attested + requires(b),
+		"attestations: [{type: openvex, " + b + "}]":              attested + requires(b),
+	} {
+		if got := requires(fields); !strings.Contains(got, want) {
+			t.Errorf("%s: %s; want %s", fields, got, want)
+		}
+	}
 }
 
 func TestExpiredRoot(t *testing.T) {
@@ -74,6 +100,7 @@ func TestExpiredRoot(t *testing.T) {
 	}
 }
 
+// Shows: 002-18
 func TestNestedTooDeep(t *testing.T) {
 	nested := func(n int) string {
 		set := "{entries: [{keys: {publicKeys: " + pemText(t, "a.pub") + "}}]}"
@@ -91,6 +118,7 @@ func TestNestedTooDeep(t *testing.T) {
 	}
 }
 
+// Shows: 002-14
 func TestLoadOfSeveralFiles(t *testing.T) {
 	named := func(name, fields string) string {
 		return strings.Replace(kyvernoVerification(fields), "name: p", "name: "+name, 1)
@@ -119,6 +147,7 @@ func TestLoadOfSeveralFiles(t *testing.T) {
 }
 
 // Each spelling of the proposal is the same rule as that of Kyverno.
+// Shows: 002-46
 func TestSpellings(t *testing.T) {
 	a := pemText(t, "a.pub")
 	hash := func(file string) string {
@@ -215,6 +244,7 @@ func TestMatchAndExclude(t *testing.T) {
 	}
 }
 
+// Shows: 002-11, 002-29
 func TestKyvernoNotes(t *testing.T) {
 	noPods := kyvernoPolicy("match: {any: [{resources: {kinds: [Deployment]}}]}, verifyImages: [{imageReferences: " +
 		"['*'], verifyDigest: true}]")
@@ -253,6 +283,7 @@ func TestKyvernoNotes(t *testing.T) {
 }
 
 // A rule about custom resources is not an error, so that the other policies of the folder are enforced.
+// Shows: 002-11
 func TestCustomResources(t *testing.T) {
 	custom := kyvernoPolicy("match: {any: [{resources: {kinds: [tekton.dev/v1beta1/TaskRun.status, PipelineRun]}}]}, " +
 		"imageExtractors: {PipelineRun: [{path: /spec/pipelineRef, value: bundle}]}, verifyImages: [{imageReferences: " +

@@ -14,6 +14,7 @@ import (
 
 const digest = "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
 
+// Shows: 002-13
 func TestPattern(t *testing.T) {
 	for _, tc := range []struct {
 		pattern string

@@ -11,6 +11,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
+// Shows: 002-14, 002-15, 002-50
 func TestJudge(t *testing.T) {
 	signed := &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{}}}
 	deny := &requirement.Requirement{Static: &requirement.Static{Message: "retired"}}

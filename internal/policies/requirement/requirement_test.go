@@ -235,6 +235,7 @@ func TestUsesTrustedRoot(t *testing.T) {
 	}
 }
 
+// Shows: 002-17, 002-19
 func TestMet(t *testing.T) {
 	a, b, c := key("a"), key("b"), key("c")
 	for _, tc := range []struct {
@@ -342,6 +343,7 @@ func TestText(t *testing.T) {
 	}
 }
 
+// Shows: 002-22
 func TestExtensions(t *testing.T) {
 	names := requirement.ExtensionNames()
 	for i, name := range names {

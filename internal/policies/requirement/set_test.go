@@ -80,6 +80,7 @@ func TestFor(t *testing.T) {
 	}
 }
 
+// Shows: 002-14
 func TestDefaults(t *testing.T) {
 	with := func(d requirement.Default, m requirement.Mode) func(*requirement.Rule) {
 		return func(r *requirement.Rule) { r.Default, r.Mode = d, m }

@@ -38,11 +38,23 @@ func TestDocumentedFields(t *testing.T) {
 	}
 }
 
-// The restrictions that replace admission plugins are valid.
+// The page has every admission plugin that the proposal for admission control names, and the restrictions that replace
+// plugins are valid.
+// Shows: 003-32, 004-23
 func TestDocumentedPlugins(t *testing.T) {
-	_, section, _ := strings.Cut(string(read(t, "../../../docs/restriction-fields.md")),
-		"## What replaces admission plugins\n")
-	snippets := regexp.MustCompile("`([a-zA-Z]+: [{\\[][^`]*)`").FindAllStringSubmatch(section, -1)
+	page := string(read(t, "../../../docs/admission-plugins.md"))
+	for name := range strings.FieldsSeq(`InitialResources LimitRanger ResourceQuota ClusterResourceOverride
+		ClusterResourceQuota ExternalIPRanger ImageLimitRange OriginResourceQuota ProjectRequestLimit RunOnceDuration
+		AlwaysPullImages LimitPodHardAntiAffinityTopology DenyEscalatingExec DenyExecOnPrivileged
+		OwnerReferencesPermissionEnforcement ImagePolicyWebhook PodNodeSelector PodSecurityPolicy SecurityContextDeny
+		BuildByStrategy OriginPodNodeEnvironment PodNodeConstraints RestrictedEndpointsAdmission SecurityContextConstraint
+		SCCExecRestrictions ServiceAccount PersistentVolumeLabel DefaultStorageClass NamespaceAutoProvision NamespaceExists
+		NamespaceLifecycle JenkinsBootstrapper ImagePolicy OriginNamespaceLifecycle`) {
+		if !regexp.MustCompile(`(?m)^\|( \w+,)? ` + name + `[ ,]`).MatchString(page) {
+			t.Errorf("no row is about the plugin %s", name)
+		}
+	}
+	snippets := regexp.MustCompile("`([a-zA-Z]+: [{\\[][^`]*)`").FindAllStringSubmatch(page, -1)
 	if len(snippets) == 0 {
 		t.Error("no restriction replaces a plugin")
 	}

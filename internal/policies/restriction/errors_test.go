@@ -17,6 +17,7 @@ import (
 const header = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: test}\n"
 
 // The golden file has for each case its name, a file without the header, and its errors. UPDATE=1 rewrites the errors.
+// Shows: 003-07, 003-08, 003-09, 003-10, 003-13, 003-14, 003-27
 func TestParseRefuses(t *testing.T) {
 	const name = "testdata/errors.golden"
 	var all strings.Builder
@@ -57,6 +58,7 @@ func TestLoadReportsAllFiles(t *testing.T) {
 }
 
 // The proposal has two examples. In the second, one item of a list is a mapping, and a colon is missing.
+// Shows: 003-40, 003-41
 func TestExamplesOfTheProposal(t *testing.T) {
 	for name, want := range map[string]string{
 		"proposal-restricted":            "",
@@ -100,6 +102,7 @@ func read(tb testing.TB, name string) []byte {
 }
 
 // Both spellings of the proposal are one policy.
+// Shows: 003-04, 003-14, 003-17
 func TestSpellings(t *testing.T) {
 	for given, spelled := range map[string]string{
 		"{spec: {dnsPolicy: {allowNil: false}}}":                     "{spec: {dnsPolicy: {forbidNil: true}}}",

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
+// Shows: 003-01, 003-02, 003-03
 func TestBinding(t *testing.T) {
 	known := admission.Set(map[string]string{"team": "a"})
 	var unknown admission.Value[map[string]string]
@@ -77,6 +78,7 @@ func TestUnknownNamespace(t *testing.T) {
 // An Accept policy matches the whole pod where the other containers are known. At a node that does not know them, two
 // containers can be accepted by two policies of which neither matches the pod. Drop policies are compared with the
 // container that is created.
+// Shows: 003-05
 func TestAcceptIsForTheWholePod(t *testing.T) {
 	of := func(path string) string {
 		return "{spec: {containers: [{image: [{image: {whitelist: [" + path + "]}}]}]}}"
@@ -111,6 +113,7 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	}
 }
 
+// Shows: 003-04, 003-05, 003-06
 func TestCombination(t *testing.T) {
 	const no, yes = noWeb, "{metadata: {name: {whitelist: [web]}}}"
 	audit := func(f restriction.File) restriction.File {
@@ -191,6 +194,7 @@ func TestUnjudgedNamesPolicyAndPath(t *testing.T) {
 }
 
 // The table has the fields that policies can restrict, and no others.
+// Shows: 003-10, 003-12
 func TestTableOfFieldsIsComplete(t *testing.T) {
 	security := "{privileged: {}, runAsUser: {}, runAsGroup: {}, runAsNonRoot: {}, readOnlyRootFilesystem: {}, " +
 		"allowPrivilegeEscalation: {}, " +
@@ -216,6 +220,7 @@ func TestTableOfFieldsIsComplete(t *testing.T) {
 }
 
 // A field of the view with the name of a field in the table is the one that the table reads.
+// Shows: 003-25, 003-26, 003-27
 func TestFieldsReadWhatTheirNamesSay(t *testing.T) {
 	named := 0
 	for _, f := range restriction.Fields() {

@@ -207,6 +207,8 @@ var matches = []struct {
 		"[b]}}}"), longValue, strings.Repeat("x", 128) + `"… ≠`},
 }
 
+// Shows: 003-11, 003-14, 003-15, 003-16, 003-17, 003-18, 003-19, 003-20, 003-21, 003-22, 003-23, 003-24, 003-25
+// Shows: 003-26, 003-27, 003-28, 003-29
 func TestMatches(t *testing.T) {
 	for _, tc := range matches {
 		t.Run(tc.name, func(t *testing.T) {
@@ -227,6 +229,7 @@ func TestMatches(t *testing.T) {
 }
 
 // A CRI carries some fields never, and some without the difference of nil and default.
+// Shows: 003-26, 003-27, 003-29
 func TestUnknownFields(t *testing.T) {
 	node := func(w *world) {
 		w.options.From = atNode

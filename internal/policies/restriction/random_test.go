@@ -143,6 +143,7 @@ func rounds(n uint64) uint64 {
 	return n
 }
 
+// Shows: 003-05
 func TestPropertiesOfSets(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -244,6 +245,7 @@ func FuzzPolicyFile(f *testing.F) {
 }
 
 // A path that is allowed is below the folder in every spelling that a kernel resolves to it without symbolic links.
+// Shows: 003-21
 func FuzzHostPath(f *testing.F) {
 	for _, p := range []string{"/a/b", "/a/../b", "//a", "/a/./b/", "/ab", "a", "", "/a/..", "/a\x00"} {
 		f.Add(p)

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
+// Shows: 000-25, 000-28, 000-31
 func TestCacheLifetime(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*policyfiles.Backend)
@@ -50,6 +51,7 @@ func TestCacheLifetime(t *testing.T) {
 	}
 }
 
+// Shows: 000-26
 func TestCacheKeyIsTheSpec(t *testing.T) {
 	const marked = "x.image-policy.k8s.io/a"
 	annotated := func(value string) map[string]string { return map[string]string{marked: value, "other": value} }
@@ -81,6 +83,7 @@ func TestCacheKeyIsTheSpec(t *testing.T) {
 	}
 }
 
+// Shows: 000-26
 func TestCacheIsBounded(t *testing.T) {
 	f := always(200, allow)
 	c := client(t, backend(), f)

@@ -117,6 +117,7 @@ func ask(t *testing.T, c *review.Client, ctx context.Context, s review.Subject) 
 	return r
 }
 
+// Shows: 000-06, 000-12, 000-13, 000-14, 000-17, 000-29
 func TestBody(t *testing.T) {
 	body := func(containers, more string) string {
 		return `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[` +
@@ -147,6 +148,7 @@ func TestBody(t *testing.T) {
 
 // A backend is sent no environment, no labels and no user: a subject does not have them. A field that is added to the
 // types must not be sent before it is decided that it may be.
+// Shows: 000-06, 000-07, 000-40
 func TestRequestHasNoOtherFields(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
 		reflect.TypeFor[review.Subject](): 4, reflect.TypeFor[v1alpha1.ImageReview](): 4,
@@ -158,6 +160,7 @@ func TestRequestHasNoOtherFields(t *testing.T) {
 	}
 }
 
+// Shows: 000-18
 func TestWhatIsReviewed(t *testing.T) {
 	images := func(f *fake) []string {
 		var all []string
@@ -250,6 +253,7 @@ func failing() map[string]failure {
 	}
 }
 
+// Shows: 000-11, 000-22, 000-27
 func TestFailures(t *testing.T) {
 	for name, c := range failing() {
 		synctest.Test(t, func(t *testing.T) {
@@ -277,6 +281,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// Shows: 000-11, 000-15
 func TestAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
 		body    string
@@ -314,6 +319,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// Shows: 000-21
 func TestAttemptsAreSpaced(t *testing.T) {
 	for name, c := range map[string]struct {
 		backoff  time.Duration
@@ -349,6 +355,7 @@ func TestAttemptsAreSpaced(t *testing.T) {
 	}
 }
 
+// Shows: 000-21
 func TestAnswerAfterFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{answer: func(n int, _ *http.Request) (*http.Response, error) {

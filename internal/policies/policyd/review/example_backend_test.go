@@ -19,6 +19,7 @@ import (
 const exampleBackend = "../../../../docs/examples/review-backend"
 
 // The protocol is enough to write a backend: this one imports nothing of this module or of Kubernetes.
+// Shows: 000-05, 000-20
 func TestExampleBackend(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program")

@@ -12,6 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
+// Shows: 000-19
 func TestKubeconfigErrors(t *testing.T) {
 	a := newAuthority(t)
 	dir := t.TempDir()

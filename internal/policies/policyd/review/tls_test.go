@@ -107,6 +107,7 @@ func over(t *testing.T, kubeconfig string, change ...func(*policyfiles.Backend))
 	return c
 }
 
+// Shows: 000-11, 000-19
 func TestRequestOverTLS(t *testing.T) {
 	a := newAuthority(t)
 	certificate, key := a.pair(t, "policyd", time.Now().Add(time.Hour))
@@ -160,6 +161,7 @@ func trickle(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// Shows: 000-19, 000-22
 func TestHostileBackends(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -316,6 +318,7 @@ func TestConnectionsAreClosed(t *testing.T) {
 	}
 }
 
+// Shows: 000-05
 func TestSet(t *testing.T) {
 	a := newAuthority(t)
 	down := a.serve(t, http.NotFoundHandler())

@@ -107,6 +107,7 @@ func (a scan) attach(tb testing.TB, m *memory, digest string, key *ecdsa.Private
 	}, tag)
 }
 
+// Shows: 002-R8, 002-23, 002-25
 func TestAttestations(t *testing.T) {
 	a, b := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
 	fresh := scan{age: time.Hour, score: 5}
@@ -205,6 +206,7 @@ func TestAttestations(t *testing.T) {
 }
 
 // A key whose attestations count signs no image, and the other way round, whatever a bundle says.
+// Shows: 002-54
 func TestAttestationsAreNoSignatures(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	m, i := withImage(t)

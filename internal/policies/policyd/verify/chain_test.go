@@ -23,6 +23,7 @@ import (
 )
 
 // Every case is an image whose index is signed with the right key, after a change.
+// Shows: 002-53
 func TestChain(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	for name, tc := range map[string]struct {
@@ -137,6 +138,7 @@ func TestChain(t *testing.T) {
 }
 
 // One signature of a multi-architecture image, with and without the API for referrers.
+// Shows: 002-30
 func TestRequests(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	for name, tc := range map[string]struct {
@@ -166,6 +168,7 @@ func TestRequests(t *testing.T) {
 
 // Requirements of several rules share the requests for one image, and a signature that is listed twice is requested
 // once.
+// Shows: 002-30
 func TestRequestsOfSeveralRequirements(t *testing.T) {
 	a, b := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
 	both := requirement.AtLeast(2, *keyLeaf(t, a), *keyLeaf(t, b))
@@ -238,6 +241,7 @@ func TestDenialsAreAboveFailures(t *testing.T) {
 	expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "LIMIT_EXCEEDED")
 }
 
+// Shows: 002-R6, 002-55
 func TestOtherRepositories(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	const signatures, elsewhere = "sigs.test/team/signatures", "repo.test/other/app"
@@ -295,6 +299,7 @@ func TestOtherRepositories(t *testing.T) {
 	})
 }
 
+// Shows: 002-56
 func TestManySignatures(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	junk := func(t *testing.T, m *memory, digest string, n int) {

@@ -96,6 +96,7 @@ func messages(findings []admission.Finding) string {
 }
 
 // Every image that a path finds is verified, with the sentences that a pod gets.
+// Shows: 002-R2, 002-12
 func TestCustomResources(t *testing.T) {
 	workflow := "{path: 'spec.templates[].container'}, {path: 'spec.templates[].script'}, " +
 		"{path: 'spec.templates[].initContainers[]'}, {path: 'spec.templates[].sidecars[]'}, " +
@@ -510,6 +511,7 @@ func examine(t *testing.T, policy string) error {
 }
 
 // What the proposal writes for Tekton, corrected, is enforced.
+// Shows: 002-44
 func TestProposalForTekton(t *testing.T) {
 	text := testkit.Value(os.ReadFile("../../policyfiles/testdata/kyverno/proposal-tekton-corrected.yaml"))(t)
 	w := newWorld(t, string(text))

@@ -69,6 +69,7 @@ func withConfig(tb testing.TB, config string) (*memory, image) {
 	return m, i
 }
 
+// Shows: 002-R3, 002-R4, 002-R9, 002-21, 002-28
 func TestDenyOfImages(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	const (
@@ -278,6 +279,7 @@ func TestRequestsOfConditionsOnImages(t *testing.T) {
 }
 
 // What conditions cannot read of attestations is a denial, also where conditions have a default.
+// Shows: 002-R4, 002-R9
 func TestDenyByAttestations(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	rule := denying(t, key, "attestations: [{type: "+scanType+"}], ",
@@ -319,6 +321,7 @@ func TestDenyByAttestations(t *testing.T) {
 }
 
 // Conditions on signatures are judged with all of them, or not at all.
+// Shows: 002-21
 func TestConditionsReadAllSignatures(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	rule := denying(t, key, "", "{any: [{key: '{{ length(signatures) }}', operator: LessThan, value: 200}]}")

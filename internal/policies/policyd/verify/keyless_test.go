@@ -50,6 +50,7 @@ type keylessCase struct {
 	simple      string // what is expected of the older form, if it differs
 }
 
+// Shows: 002-22
 func TestKeyless(t *testing.T) {
 	a, other := sigstoretest.NewAuthority(t), sigstoretest.NewAuthority(t)
 	ownRoots := func(from *sigstoretest.Authority) func(*requirement.Signer) {

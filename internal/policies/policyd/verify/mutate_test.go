@@ -42,6 +42,7 @@ func labelling(tb testing.TB, texts ...string) *condition.Patch {
 const onPods = "{any: [{key: '{{ request.namespace }}', operator: Equals, value: x}]}"
 
 // What counts for the requirement gives the values. What cannot be read gives none, and the requirement is met.
+// Shows: 002-R3, 002-R7, 002-R9, 002-27
 func TestValuesForPatches(t *testing.T) {
 	key, other := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
 	const scanned = "attestations: [{type: " + scanType + "}], "
@@ -122,6 +123,7 @@ func TestValuesForPatches(t *testing.T) {
 }
 
 // An image that a condition of the rule denies gives no values.
+// Shows: 002-27
 func TestNoValuesOfDeniedImages(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	m, i := withConfig(t, `{"config":{"User":"root"}}`)
@@ -169,6 +171,7 @@ func filled(t *testing.T, changes []*verify.Change) (all []string) {
 	return all
 }
 
+// Shows: 002-27
 func TestChanges(t *testing.T) {
 	const digests, pods = "{{ image.digest }}", "{{ element.name }}"
 	met := requirement.Result{Met: true, Values: map[string]any{digests: "v"}}

@@ -19,6 +19,7 @@ var pemBlock = regexp.MustCompile(`(?s)-----BEGIN PUBLIC KEY-----.*?-----END PUB
 
 // The corrected examples of the proposal for pods judge real signatures, with keys of this test, at the webhook and at
 // the node. TestProposalForTekton has the other one.
+// Shows: 002-10, 002-40, 002-41, 002-42, 002-43, 002-45
 func TestProposalForPods(t *testing.T) {
 	const (
 		app, demo = "registry.company.com/team/app", "ghcr.io/demo/app"

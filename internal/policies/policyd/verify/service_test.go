@@ -321,6 +321,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// Shows: 002-29
 func TestRulesForPodsAreNotForTemplates(t *testing.T) {
 	const pods = `metadata: {name: digest, annotations: {pod-policies.kyverno.io/autogen-controllers: none}}`
 	w := newWorld(t, strings.Replace(fmt.Sprintf(digest, ""), "metadata: {name: digest}", pods, 1))
@@ -391,6 +392,7 @@ func TestLogOfManyImagesIsBounded(t *testing.T) {
 	}
 }
 
+// Shows: 002-31
 func TestResultsAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("key", "r.test/**", ""))

@@ -83,6 +83,7 @@ func expect(tb testing.TB, got requirement.Result, want string) {
 	}
 }
 
+// Shows: 002-R5, 002-19, 002-54, 002-57
 func TestKeys(t *testing.T) {
 	a, b, c := sigstoretest.NewKey(t), sigstoretest.NewKey(t), sigstoretest.NewKey(t)
 	twoOf := func() *requirement.Requirement {

@@ -45,6 +45,7 @@ func templates() []config.PodTemplate {
 }
 
 // Every resource with pods is judged, on creation and on update, by restrictions of the pod and of its containers.
+// Shows: 003-30, 004-21, 004-22
 func TestEveryResourceIsJudged(t *testing.T) {
 	const (
 		good      = "{containers: [{name: c, image: good.test/a}]}"
@@ -143,6 +144,7 @@ func TestMirrorPods(t *testing.T) {
 }
 
 // A chain that exempts static pods exempts no pod here because of its annotations.
+// Shows: 000-30
 func TestStaticPodsAreNotExemptByAnnotation(t *testing.T) {
 	c := chain(t, noHostNetwork)
 	set := admission.Rules{
@@ -174,6 +176,7 @@ func (d deniesAll) Review(ctx context.Context, _ review.Subject) []admission.Fin
 }
 
 // An update of an object that violates a policy is admitted if it changes nothing that a policy judges.
+// Shows: 004-22
 func TestUpdates(t *testing.T) {
 	const (
 		onlyTeam   = "}\nspec: {metadata: {labels: {requireKeys: [team]}}}"
@@ -282,6 +285,7 @@ func (r *recorder) Review(_ context.Context, p review.Subject) []admission.Findi
 }
 
 // Reviews are of pods only: containers, init containers, image volumes, and the annotations for backends.
+// Shows: 000-02, 000-08, 000-09, 000-12
 func TestReviews(t *testing.T) {
 	reviewer := &recorder{}
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: reviewer.Review})
@@ -334,6 +338,7 @@ func TestReviews(t *testing.T) {
 	}
 }
 
+// Shows: 000-01, 000-03, 000-16, 000-24
 func TestAnswersOfReviews(t *testing.T) {
 	deny := admission.Finding{Answer: admission.Deny, Policy: "backend", Message: "backend: no"}
 	annotated := deny
@@ -463,6 +468,7 @@ func TestDeadline(t *testing.T) {
 }
 
 // A panic denies, because an error would leave the answer to the failure policy.
+// Shows: 004-R6
 func TestPanicsDeny(t *testing.T) {
 	panics := func(context.Context, review.Subject) []admission.Finding { panic("defect") }
 	w := newWorld(t, webhook.Options{Review: panics})

@@ -79,6 +79,7 @@ func findObject[T interface{ GetName() string }](t *testing.T, objects []runtime
 	return none
 }
 
+// Shows: 002-29, 004-R4, 004-R7, 004-17
 func TestManifestsGolden(t *testing.T) {
 	disk := manifestOptions(t)
 	disk.URL, disk.FailurePolicy, disk.Timeout, disk.Exclude = "https://10.0.0.10:9443", "Fail", 5*time.Second, nil

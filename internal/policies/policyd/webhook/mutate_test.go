@@ -134,6 +134,7 @@ const everyPlace = `{containers: [{name: c, image: "a:1", imagePullPolicy: Alway
 	initContainers: [{name: i, image: bb}], ephemeralContainers: [{name: e, image: "r.test:5000/ccc:1"}],
 	volumes: [{name: m, emptyDir: {}}, {name: v, image: {reference: "dddddddddd:1", pullPolicy: Never}}]}`
 
+// Shows: 002-R1, 002-16
 func TestDigestsAreAddedToEveryPlace(t *testing.T) {
 	w, _ := newPinner(t)
 	with := func(metadata string) request {
@@ -220,6 +221,7 @@ func TestDigestsAreNotAddedToOtherObjects(t *testing.T) {
 	}
 }
 
+// Shows: 002-16
 func TestImagesWithoutDigest(t *testing.T) {
 	w, _ := newPinner(t)
 	got, operations, r := w.mutated(t, pod(`{containers: [{name: a, image: "far:1"}, {name: b, image: "b:1"}]}`))
@@ -235,6 +237,7 @@ func TestImagesWithoutDigest(t *testing.T) {
 }
 
 // An update keeps the digests that are stored, restarts no container, and resolves what it brings.
+// Shows: 004-22
 func TestDigestsOfUpdates(t *testing.T) {
 	const storedDigest = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
 	spec := func(image string) string { return `{containers: [{name: c, image: "` + image + `"}]}` }

@@ -116,6 +116,7 @@ const everyKind = `{metadata: {labels: {team: "{{ image.config.team }}"}, annota
   containers: [{name: "{{ element.name }}", env: [{name: TEAM, value: "{{ image.config.team }}"}]}],
   initContainers: [{name: i, env: [{name: IMAGE, value: "{{ element.image }}"}]}]}}`
 
+// Shows: 002-R3, 002-R7, 004-15
 func TestPodsArePatched(t *testing.T) {
 	w := newPatcher(t, map[string]any{"team": "blue"}, patching("a", "Fail", merging(everyKind)), patching("b", "Fail",
 		operating(`[{op: add, path: /metadata/labels/priority, value: "{{ image.config.team }}"},

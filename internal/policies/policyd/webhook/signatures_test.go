@@ -50,6 +50,7 @@ func (j *judge) Judge(_ context.Context, namespace string, images []string, temp
 	return findings, undetermined
 }
 
+// Shows: 002-52
 func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 	const spec = `{containers: [{name: c, image: "a:1"}, {name: d, image: "b:1"}],
 		initContainers: [{name: i, image: "i:1"}],
@@ -83,6 +84,7 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 }
 
 // An annotation with which another tool notes that images were verified proves nothing: a tenant can write it.
+// Shows: 002-51
 func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 	const spec = `{containers: [{name: c, image: "bad:1"}]}`
 	for _, annotation := range []string{
@@ -125,6 +127,7 @@ func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 	}
 }
 
+// Shows: 002-14
 func TestSignaturesThatAreNotJudged(t *testing.T) {
 	w := newWorld(t, webhook.Options{Signatures: (&judge{}).Judge})
 	r := w.ask(t, pod(`{containers: [{name: a, image: "audit:1"}, {name: f, image: "far:1"},
@@ -140,6 +143,7 @@ func TestSignaturesThatAreNotJudged(t *testing.T) {
 
 // An update is judged by what it adds, so that a pod of an earlier policy can have its labels changed, and get an
 // ephemeral container.
+// Shows: 002-52
 func TestSignaturesOfUpdates(t *testing.T) {
 	const running = `{containers: [{name: c, image: "bad:1"}], ephemeralContainers: [{name: e, image: "bad:2"}]}`
 	ephemeral := func(image string) request {

@@ -13,6 +13,7 @@ func worker(spec string) request {
 	return in("example.com", "workers", "Worker", "spec: "+spec)
 }
 
+// Shows: 003-31
 func TestPathsOfCustomResources(t *testing.T) {
 	const bad, good = "{spec: {hostNetwork: true}}", "{spec: {hostNetwork: false}}"
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Templates: []config.PodTemplate{

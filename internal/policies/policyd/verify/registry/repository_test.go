@@ -82,6 +82,7 @@ func TestNamesAreChecked(t *testing.T) {
 	}
 }
 
+// Shows: 002-54
 func TestReferrersAreFoundByAPIAndByTag(t *testing.T) {
 	subject := digest.FromString("subject").String()
 	signature := manifest("signature", "application/signature", subject)
@@ -140,6 +141,7 @@ func pages(entries, last int) http.Handler {
 	})
 }
 
+// Shows: 002-56
 func TestPagesOfReferrersAreBounded(t *testing.T) {
 	subject := digest.FromString("subject").String()
 	for _, tc := range []struct {
