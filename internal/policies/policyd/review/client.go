@@ -1,21 +1,14 @@
 package review
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 	"unicode/utf8"
 
@@ -28,6 +21,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/outbound"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
@@ -37,7 +31,7 @@ const (
 	maxReview = 110 * time.Second
 	// maxPerNamespace and maxRequests are how many requests are sent at the same time for one namespace, and for all.
 	// Images about which a backend takes long, which a tenant chooses, do not delay the reviews of other namespaces.
-	maxPerNamespace, maxRequests = 8, maxConnections
+	maxPerNamespace, maxRequests = 8, outbound.MaxConnections
 	// maxBody bounds the body of a request, below what servers accept by default: a backend that refuses one has failed.
 	maxBody = 64 << 10
 	// maxWaiting and maxWaitingPerNamespace bound the bytes of requests; perRequest is what one takes beside its body.
@@ -106,8 +100,8 @@ func targetOf(b policyfiles.Backend) (*target, error) {
 	return t, errors.Join(errs...)
 }
 
-// use makes reviews use another target. Answers of another backend are dropped; rotated credentials keep them.
-func (c *Client) use(t *target) {
+// Use makes reviews use another target. Answers of another backend are dropped; rotated credentials keep them.
+func (c *Client) Use(t *target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.target.sum == t.sum {
@@ -116,20 +110,21 @@ func (c *Client) use(t *target) {
 	if !c.target.sameBackend(t) {
 		c.cache = cache.NewLRUExpireCache(cacheSize)
 	}
-	c.target.closeIdle()
+	outbound.CloseIdle(c.target.transport)
 	c.target = t
 }
 
 // Close ends all reviews, which deny, and the connections. It returns when all goroutines of the client have ended.
 func (c *Client) Close() {
 	c.inFlight.Close()
-	c.closeIdle()
+	c.CloseIdle()
 }
 
-func (c *Client) closeIdle() (idle bool) {
+// CloseIdle closes connections that are not in use, and reports whether no review is in flight.
+func (c *Client) CloseIdle() (idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.target.closeIdle()
+	outbound.CloseIdle(c.target.transport)
 	return c.inFlight.Idle()
 }
 
@@ -313,11 +308,11 @@ func (c *Client) retry(ctx context.Context, to *target, body []byte, note func(e
 		if n > 1 {
 			err = fmt.Errorf("attempt %d: %w", n, err)
 		}
-		why, ok := errors.AsType[*failure](err)
-		if !ok || !why.again || n == maxAttempts {
+		why, ok := errors.AsType[*outbound.RequestError](err)
+		if !ok || !why.Again || n == maxAttempts {
 			return none, err
 		}
-		pause := max(backoff.Step(), why.after)
+		pause := max(backoff.Step(), why.After)
 		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= pause {
 			return none, err
 		}
@@ -330,101 +325,21 @@ func (c *Client) retry(ctx context.Context, to *target, body []byte, note func(e
 	}
 }
 
-const (
-	attemptTimeout = 30 * time.Second // bounds an attempt, from the dial to the end of the answer
-	connectTimeout = 10 * time.Second // bounds the dial, and again the TLS handshake
-	maxAnswer      = 256 << 10        // bounds the body of an answer
-	// maxConnections bounds the connections to a backend, and with maxAnswer the memory that a backend can use.
-	maxConnections = 256
-)
+const attemptTimeout = 30 * time.Second // bounds an attempt, from the dial to the end of the answer
 
 const (
 	apiVersion = "imagepolicy.k8s.io/v1alpha1"
 	kind       = "ImageReview"
 )
 
-// newTransport uses HTTP/1.1: with HTTP/2, one connection on which no packets arrive any more would delay all reviews.
-func newTransport() *http.Transport {
-	return &http.Transport{
-		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
-		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, TLSHandshakeTimeout: connectTimeout,
-		DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
-		MaxConnsPerHost: maxConnections, MaxIdleConnsPerHost: 4, IdleConnTimeout: 90 * time.Second,
-	}
-}
-
-// Connections in use are closed afterwards if no further review is sent.
-func (t *target) closeIdle() {
-	if t, ok := t.transport.(*http.Transport); ok {
-		t.CloseIdleConnections()
-	}
-}
-
-type failure struct {
-	err   error
-	again bool          // whether another attempt may get an answer
-	after time.Duration // for how long the backend asks not to be asked again
-}
-
-func (f *failure) Error() string { return f.err.Error() }
-
-func (f *failure) Unwrap() error { return f.err }
-
-func failed(format string, args ...any) error { return &failure{err: fmt.Errorf(format, args...)} }
-
-func (t *target) send(ctx context.Context, body []byte) (v1alpha1.ImageReviewStatus, error) {
-	var none v1alpha1.ImageReviewStatus
+func (t *target) send(ctx context.Context, body []byte) (none v1alpha1.ImageReviewStatus, _ error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url, bytes.NewReader(body))
+	data, err := outbound.Post(ctx, t.transport, t.url, body, t.authorize)
 	if err != nil {
-		return none, failed("%w", err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "application/json")
-	req.Header.Set("User-Agent", "pullgate-policyd")
-	t.authorize(req)
-	// A client would follow redirects and keep cookies.
-	resp, err := t.transport.RoundTrip(req)
-	if err != nil {
-		return none, notAnswered(ctx, err)
-	}
-	defer func() { _ = resp.Body.Close() }() // its content has been read, or is not used
-	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return none, refused(resp)
-	}
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
-	switch {
-	case err != nil:
-		return none, notAnswered(ctx, err)
-	case len(data) > maxAnswer:
-		return none, failed("the answer has more than %d KiB", maxAnswer>>10)
-	case len(data) == 0:
-		return none, failed("status %d without a body", resp.StatusCode)
+		return none, err
 	}
 	return decode(data)
-}
-
-func notAnswered(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return failed("timed out")
-	}
-	closed := isAny(err, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF)
-	return &failure{err: err, again: closed}
-}
-
-func refused(resp *http.Response) error {
-	f := &failure{err: fmt.Errorf("status %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))}
-	f.again = slices.Contains([]int{429, 500, 504}, resp.StatusCode)
-	if after := resp.Header.Get("Retry-After"); after != "" && resp.StatusCode >= 400 {
-		f.again = true
-		if seconds, err := strconv.ParseUint(after, 10, 64); err == nil {
-			f.after = time.Duration(min(seconds, uint64(maxReview/time.Second)+1)) * time.Second
-		} else if at, err := http.ParseTime(after); err == nil {
-			f.after = max(time.Until(at), 0)
-		}
-	}
-	return f
 }
 
 // Names of fields have one spelling, as for kube-apiserver: otherwise a document could have two answers.
@@ -436,15 +351,15 @@ func decode(data []byte) (v1alpha1.ImageReviewStatus, error) {
 	}
 	var status v1alpha1.ImageReviewStatus
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &answer); err != nil {
-		return status, failed("the answer is not an ImageReview: %w", err)
+		return status, outbound.Failed("the answer is not an ImageReview: %w", err)
 	}
 	if answer.Kind != "" && answer.Kind != kind || answer.APIVersion != "" && answer.APIVersion != apiVersion {
-		return status, failed("the answer is %.100q of %.100q; must be %s of %s",
+		return status, outbound.Failed("the answer is %.100q of %.100q; must be %s of %s",
 			answer.Kind, answer.APIVersion, kind, apiVersion)
 	}
 	if answer.Status != nil {
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(answer.Status, &status); err != nil {
-			return v1alpha1.ImageReviewStatus{}, failed("the answer has an invalid status: %w", err)
+			return v1alpha1.ImageReviewStatus{}, outbound.Failed("the answer has an invalid status: %w", err)
 		}
 	}
 	return status, nil

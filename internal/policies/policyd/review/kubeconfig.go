@@ -16,6 +16,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
+	"github.com/pullgate/pullgate/internal/policies/policyd/outbound"
 )
 
 const maxConfigFile = 1 << 20
@@ -104,7 +105,7 @@ func (r *reader) target(path string) (*target, error) {
 	if current == nil {
 		return nil, fmt.Errorf("current-context: Not found: %q: must be the name of a context", name)
 	}
-	transport := newTransport()
+	transport := outbound.NewTransport()
 	t := &target{tls: transport.TLSClientConfig, transport: transport, authorize: func(*http.Request) {}}
 	if cluster := config.Clusters[current.Cluster]; cluster != nil {
 		r.cluster(t, transport, fmt.Sprintf("clusters[%s].cluster", current.Cluster), cluster)

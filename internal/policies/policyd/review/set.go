@@ -3,9 +3,7 @@ package review
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -13,73 +11,34 @@ import (
 	"k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/policyd/outbound"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // A Set asks several backends, all of which must allow. It may be used concurrently. The zero value has no backend.
 type Set struct {
-	mu      sync.Mutex
-	clients Clients   // by name; the slice is replaced, not modified
-	removed []*Client // that are still asked
+	set outbound.Set[policyfiles.Backend, *target, *Client]
 }
 
 // Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that
 // the set has already keeps its cache.
 func (s *Set) Replace(backends []policyfiles.Backend) error {
-	targets, errs := make([]*target, len(backends)), make([]error, len(backends))
-	for i, b := range backends {
-		targets[i], errs[i] = targetOf(b)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	old := slices.Clone(s.clients)
-	clients := make(Clients, len(backends))
-	for i, b := range backends {
-		known := slices.IndexFunc(old, func(c *Client) bool { return reflect.DeepEqual(c.backend, b) })
-		if known < 0 {
-			clients[i] = newClient(b, targets[i])
-			continue
-		}
-		clients[i] = old[known]
-		clients[i].use(targets[i])
-		old = slices.Delete(old, known, known+1)
-	}
-	slices.SortFunc(clients, func(a, b *Client) int { return cmp.Compare(a.backend.Name, b.backend.Name) })
-	s.clients = clients
-	s.removed = append(s.removed, old...)
-	s.dropIdleLocked()
-	return nil
-}
-
-func (s *Set) dropIdleLocked() {
-	s.removed = slices.DeleteFunc(s.removed, (*Client).closeIdle)
+	return s.set.Replace(backends, targetOf, newClient)
 }
 
 // Reload reads all kubeconfigs again, with the files that they name. It returns the errors of those that are invalid;
 // their last valid content stays in use.
-func (s *Set) Reload() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.dropIdleLocked()
-	var errs []error
-	for _, c := range s.clients {
-		t, err := targetOf(c.backend)
-		if errs = append(errs, err); err == nil {
-			c.use(t)
-		}
-	}
-	return errors.Join(errs...)
-}
+func (s *Set) Reload() error { return s.set.Reload(targetOf) }
 
 // Clients returns the clients of the backends, by name. They can be asked until Close, also after Replace.
 func (s *Set) Clients() Clients {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.clients
+	return slices.SortedFunc(slices.Values(s.set.Clients()), func(a, b *Client) int {
+		return cmp.Compare(a.backend.Name, b.backend.Name)
+	})
 }
+
+// Close closes all clients; see Client.Close. The set must not be used afterwards.
+func (s *Set) Close() { s.set.Close() }
 
 // Clients are clients of several backends, all of which must allow.
 type Clients []*Client
@@ -101,15 +60,6 @@ func (all Clients) Review(ctx context.Context, subject Subject) []Result {
 	}
 	asked.Wait()
 	return slices.Concat(results...)
-}
-
-// Close closes all clients; see Client.Close. The set must not be used afterwards.
-func (s *Set) Close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range slices.Concat(s.clients, s.removed) {
-		c.Close()
-	}
 }
 
 // maxAnnotations bounds the audit annotations that are kept of an answer, in bytes. The cache keeps 1,024 answers.
