@@ -24,7 +24,8 @@ import (
 )
 
 const policyLong = `Write, test and show policies, which restrict the fields of pods (PodRestriction), have
-images reviewed by a backend (ImagePolicy), or require signatures of images (ClusterPolicy,
+images reviewed by a backend (ImagePolicy), have pods judged by a hook
+(ValidatingWebhookConfiguration), or require signatures of images (ClusterPolicy,
 ClusterImagePolicy, ImageValidatingPolicy). pullgated reads them from the folder
 admission.policies and enforces them at each creation of a sandbox or container.
 
@@ -56,7 +57,10 @@ kept. All backends of a namespace must allow an image.
 
 For each rule about signatures (ClusterPolicy, ClusterImagePolicy, ImageValidatingPolicy)
 the list has the images and namespaces that it is for, and who must have signed. All rules
-that match an image must be met.`,
+that match an image must be met.
+
+For each hook (ValidatingWebhookConfiguration) the list has where and when it is asked, and
+what a failure does. All hooks that are asked about a pod must allow it.`,
 		Args: cobra.NoArgs,
 	}
 	return listing(c, cmd, cli.FormatFlag(cmd), &adminv1.ListPoliciesRequest{}, adminv1.PullRecordsClient.ListPolicies,
@@ -256,7 +260,7 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 		}
 		policies, err := policyfiles.NewTester(settings)
 		if err == nil {
-			err = condition.Check(policyfiles.AllRules(policies.Set))
+			err = condition.Check(policyfiles.Conditions(policies.Set))
 		}
 		if err != nil {
 			return t.invalid(err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -135,7 +136,19 @@ metadata: {name: audited, annotations: {policy.pullgate.dev/mode: Audit}}
 spec: {spec: {securityContext: {hostNetwork: {require: true}}}}
 `
 
-// policies returns a folder with restrictions, image reviews and a rule about signatures.
+// hooked is a hook on a socket that only the webhook asks.
+const hooked = `apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: hooked, annotations: {policy.pullgate.dev/at: Admission}}
+webhooks:
+- name: none
+  admissionReviewVersions: [v1]
+  clientConfig: {url: "unix://%s"}
+  rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  sideEffects: None
+`
+
+// policies returns a folder with restrictions, image reviews, a rule about signatures and a hook.
 func policies(t *testing.T) string {
 	t.Helper()
 	backend := reviewbackend.New(t)
@@ -144,12 +157,28 @@ func policies(t *testing.T) string {
 	testkit.Must(t, os.Mkdir(dir, 0o755), backend.Kubeconfig(kubeconfig, "node"))
 	for name, text := range map[string]string{
 		"all":     "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n",
-		"audited": audited, "signed": signed,
+		"audited": audited, "signed": signed, "hooked": fmt.Sprintf(hooked, hook(t)),
 		"backend": fmt.Sprintf("imagePolicy: {kubeConfigFile: %q, defaultAllow: false}\n", kubeconfig),
 	} {
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o644))
 	}
 	return dir
+}
+
+// hook starts a hook that allows everything, and returns its socket.
+func hook(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var review struct{ Request struct{ UID string } }
+		_ = json.NewDecoder(r.Body).Decode(&review) // an answer with another UID is a failure
+		_, _ = fmt.Fprintf(w, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview",
+			"response":{"uid":%q,"allowed":true}}`, review.Request.UID)
+	}))
+	path := filepath.Join(criproxytest.SocketDir(t), "hook")
+	s.Listener = testkit.Value((&net.ListenConfig{}).Listen(t.Context(), "unix", path))(t)
+	s.Start()
+	t.Cleanup(s.Close)
+	return path
 }
 
 // calls makes a call that is not judged, a hit (first a miss), a denied miss, and a request to each path of policyd.

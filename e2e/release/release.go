@@ -1,5 +1,5 @@
-// Package release builds releases of containerd, of Kubernetes, of cosign and of critest from source. What was built
-// stays in the cache folder of the user; tools pins the versions, a folder for each.
+// Package release builds releases of containerd, of Kubernetes, of cosign, of critest and of a webhook from source.
+// What was built stays in the cache folder of the user; tools pins the versions, a folder for each.
 package release
 
 import (
@@ -28,10 +28,11 @@ const (
 	Containerd24 = "containerd-2.4"
 )
 
-// The releases of cosign and of critest, by the folders below tools that pin them.
+// The releases of cosign, of critest and of a webhook, by the folders below tools that pin them.
 const (
-	cosign31    = "cosign-3.1"
-	criTools134 = "cri-tools-1.34"
+	cosign31        = "cosign-3.1"
+	criTools134     = "cri-tools-1.34"
+	podSecurity0370 = "pod-security-admission-0.37"
 )
 
 // A recipe defines how the programs of a folder below tools are built.
@@ -80,6 +81,15 @@ func Critest(ctx context.Context) (string, error) {
 		stamp: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=%s"},
 	}.build(ctx, criTools134)
 	return filepath.Join(dir, "critest.test"), err // as the go command calls it
+}
+
+// PodSecurityWebhook builds the admission webhook for the Pod Security Standards, as Containerd does, and returns its
+// path.
+func PodSecurityWebhook(ctx context.Context) (string, error) {
+	dir, err := recipe{
+		what: "the webhook of pod-security-admission", module: "k8s.io/pod-security-admission", programs: []string{"webhook"},
+	}.build(ctx, podSecurity0370)
+	return filepath.Join(dir, "webhook"), err
 }
 
 // build returns the folder with the programs that a folder below tools pins, built if they are not.

@@ -29,6 +29,7 @@ type world struct {
 	policyd  *node.Policyd
 	dir      string
 	policies string // the folder of pullgated
+	settings string // further ones of admission, each with a comma before it
 }
 
 func start(tb testing.TB, prepare func(*world), images ...string) *world {
@@ -41,7 +42,7 @@ func start(tb testing.TB, prepare func(*world), images ...string) *world {
 	runtime.SetImages(criproxytest.Image{ID: id, Names: images})
 	w.policyd = node.StartPolicyd(tb, filepath.Join(dir, "policyd"), w.policies)
 	w.gate = node.RunPullgated(tb, filepath.Join(dir, "pullgated"), runtime.Endpoint(),
-		"admission: {policies: "+w.policies+", policydSocket: "+w.policyd.Endpoint()+"}",
+		"admission: {policies: "+w.policies+", policydSocket: "+w.policyd.Endpoint()+w.settings+"}",
 		"decisionLog: {path: "+filepath.Join(dir, "decisions.log")+"}")
 	w.kubelet = criproxytest.NewKubelet(tb, w.gate.Endpoint())
 	return w

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,7 +66,9 @@ type policies struct {
 	waiting   *policyfiles.Set // a newer one whose expressions pullgate-policyd has not compiled yet; mostly nil
 	chain     *admission.Chain // nil while there are no policies
 	review    *policyclient.Reviewer
-	published func() // called after each change, with mu held; nil until the gate exists
+	hooks     *policyclient.HookValidator // nil if no hook is asked at the node
+	node      string                      // the name of the node, for hooks
+	published func()                      // called after each change, with mu held; nil until the gate exists
 }
 
 func (p *policies) close() error { return p.policyd.Close() }
@@ -92,6 +96,12 @@ func (p *policies) fields() []string {
 	if len(policyfiles.BackendsOf(p.set)) > 0 {
 		used = append(used, podsource.ReviewAnnotations, "spec.spec.containers[].image[]", "spec.spec.volumes[]")
 	}
+	if policyfiles.HooksOf(p.set).AtNode() {
+		used = append(used, podsource.Object)
+		for _, f := range restriction.Fields() { // the object counts only if nothing differs from the CRI
+			used = append(used, f.Path)
+		}
+	}
 	return used
 }
 
@@ -99,8 +109,15 @@ func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementS
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: new(policyfiles.Watcher),
 		from: restriction.SourceOf(o.Config.PodSource.Kubeconfig != ""), config: o.Config.Admission,
-		grace: o.Config.RegistryUnavailableGrace.Value(), store: store,
+		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, node: o.Config.PodSource.NodeName,
 		endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),
+	}
+	if p.node == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("read the name of the node: %w", err)
+		}
+		p.node = strings.ToLower(host)
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
@@ -161,17 +178,18 @@ func (p *policies) accept(set *policyfiles.Set, err error) {
 // compiledLimit bounds how long pullgate-policyd may take to say that it has the same policy files.
 const compiledLimit = 2 * time.Second
 
-// compiled returns an error if a set has other expressions than the one in force, and pullgate-policyd, which compiles
-// them, does not have the set. The set in force stays until then.
+// compiled returns an error if a set has other expressions or hooks than the one in force, and pullgate-policyd, which
+// compiles and asks them, does not have the set. The set in force stays until then.
 //
 //nolint:contextcheck,nolintlint // files are read by a loop, and the question is short
 func (p *policies) compiled(set *policyfiles.Set) error {
 	if set == nil || p.set == nil {
 		return nil
 	}
-	known := expressionsOf(p.set, true)
+	hooks, known := policyfiles.HooksOf(set), expressionsOf(p.set, true)
 	signed, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
-	if !slices.ContainsFunc(expressionsOf(set, signed), func(e expressions) bool {
+	newHooks := hooks.AtNode() && !reflect.DeepEqual(hooks, policyfiles.HooksOf(p.set))
+	if !newHooks && !slices.ContainsFunc(expressionsOf(set, signed), func(e expressions) bool {
 		return !slices.ContainsFunc(known, func(k expressions) bool { return reflect.DeepEqual(k, e) })
 	}) {
 		return nil
@@ -180,7 +198,7 @@ func (p *policies) compiled(set *policyfiles.Set) error {
 	defer cancel()
 	_, err := p.policyd.Review(ctx, policyclient.ReviewRequest{PolicyHash: set.Hash, Namespace: "default"})
 	if err != nil {
-		return fmt.Errorf("the policies have conditions, and pullgate-policyd has not accepted them: %w", err)
+		return fmt.Errorf("the policies have conditions or hooks, and pullgate-policyd has not accepted them: %w", err)
 	}
 	return nil
 }
@@ -226,12 +244,12 @@ func (p *policies) use(set *policyfiles.Set, err error) {
 		if p.set != nil {
 			p.log.Info("Policies disabled")
 		}
-		p.set, p.chain, p.review = nil, nil, p.reviewBy(nil)
+		p.set, p.chain, p.review, p.hooks = nil, nil, p.reviewBy(nil), nil
 		p.useSignatures(nil)
 		p.metrics.NoPolicies()
 		return
 	}
-	p.set, p.review = set, p.reviewBy(set)
+	p.set, p.review, p.hooks = set, p.reviewBy(set), p.askedBy(set)
 	p.useSignatures(set)
 	if p.chain == nil {
 		p.chain = admission.New(p.rules(), p.panicked)
@@ -259,6 +277,9 @@ func (p *policies) rules() admission.Rules {
 	if e := p.signatures.Load().endorser; e != nil {
 		r.Validators = append(r.Validators, admission.Named{Name: admission.SignatureValidator, Validator: e})
 	}
+	if p.hooks != nil {
+		r.Validators = append(r.Validators, admission.Named{Name: admission.HookValidator, Validator: p.hooks})
+	}
 	return r
 }
 
@@ -271,9 +292,11 @@ func (p *policies) report() {
 		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces,
 		"unjudged", p.config.Unjudged,
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
-		"imageReviewBackends", p.set.Len(policyfiles.BackendKind), "signatureRules", len(p.Rules().Rules()),
+		"hooks", len(policyfiles.HooksOf(p.set)), "imageReviewBackends", p.set.Len(policyfiles.BackendKind),
+		"signatureRules", len(p.Rules().Rules()),
 		"trustedRoot", p.signatures.Load().version.TrustedRoot)
 	policyfiles.BackendsOf(p.set).Log(p.log)
+	policyfiles.HooksOf(p.set).Log(p.log)
 	select {
 	case <-p.kubelet: // an older value
 	default:
@@ -347,7 +370,18 @@ func (p *policies) keepList(err error) {
 		})
 	}
 	l.Warnings = backends.Warnings()
-	l.Warnings = append(l.Warnings, policyfiles.SignatureNotes(p.set)...)
+	l.Warnings = append(l.Warnings, policyfiles.Notes(p.set)...)
+	hooks := policyfiles.HooksOf(p.set)
+	for i := range hooks {
+		h := &hooks[i]
+		l.Policies = append(l.Policies, &adminv1.Policy{
+			Kind: policyfiles.HookKind, Name: h.Name, Audit: h.Audit, AllNamespaces: h.Namespaces.String() == "",
+			NamespaceSelector: h.Namespaces.String(), Hook: &adminv1.Hook{
+				At: h.At, Stages: h.Stages, Address: h.Address(), FailurePolicy: h.FailurePolicy(),
+				Timeout: durationpb.New(h.Timeout), ObjectSelector: h.Objects.String(),
+			},
+		})
+	}
 	rules := p.Rules().Rules()
 	for i := range rules {
 		r := &rules[i]

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -53,6 +52,13 @@ func (d *policydClient) notReviewed(a policyfiles.Answer, namespace, pod string)
 		d.log.Error(errors.New(a.Failure), "Failed to review an image: falling back to defaultAllow of the backend",
 			"backend", a.Backend, "failedOpen", a.Allowed, "image", a.Image, "pod", klog.KRef(namespace, pod), "took", a.Took,
 			"repeated", skipped)
+	}
+}
+
+func (d *policydClient) notAnswered(a policyfiles.HookAnswer, namespace, pod string) {
+	if skipped, due := d.due(a.Hook); due {
+		d.log.Error(errors.New(a.Failure), "Failed to ask a hook: falling back to its failurePolicy",
+			"hook", a.Hook, "failedOpen", a.Allowed, "pod", klog.KRef(namespace, pod), "took", a.Took, "repeated", skipped)
 	}
 }
 
@@ -115,7 +121,7 @@ func (p *policies) newRenewal(store *records.Store, judge *gate.Gate, to decided
 	})
 }
 
-// due reports whether a failure of a backend is logged now, and how many were not since the last one.
+// due reports whether a failure of a backend or hook is logged now, and how many were not since the last one.
 func (d *policydClient) due(backend string) (skipped int, due bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,14 +139,18 @@ func (d *policydClient) due(backend string) (skipped int, due bool) {
 	return skipped, true
 }
 
-// keep forgets the failures of all backends but these.
-func (d *policydClient) keep(backends []policyfiles.Backend) {
+// keep forgets the failures of all backends and hooks but those of a set, which can be nil.
+func (d *policydClient) keep(set *policyfiles.Set) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	maps.DeleteFunc(d.failed, func(name string, _ *failing) bool {
-		of := func(b policyfiles.Backend) bool { return b.Name == name }
-		return name != "" && !slices.ContainsFunc(backends, of) // "" is about signatures
-	})
+	names := map[string]bool{"": true} // "" is about signatures
+	for _, b := range policyfiles.BackendsOf(set) {
+		names[b.Name] = true
+	}
+	for _, h := range policyfiles.HooksOf(set) {
+		names[h.Name] = true
+	}
+	maps.DeleteFunc(d.failed, func(name string, _ *failing) bool { return !names[name] })
 }
 
 // settleTime is the time after which policy files, which may be being written, are read again when policyd has others.
@@ -152,7 +162,7 @@ func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {
 	if set != nil {
 		hash = set.Hash
 	}
-	p.policyd.keep(backends)
+	p.policyd.keep(set)
 	return policyclient.NewReviewer(backends, policyclient.ReviewerOptions{
 		Client: p.policyd, PolicyHash: hash, Failed: p.policyd.notReviewed,
 		Successor: func(ctx context.Context) *policyclient.Reviewer {
@@ -160,6 +170,25 @@ func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {
 				return nil
 			}
 			return p.validator()
+		},
+	})
+}
+
+// askedBy returns the validator that asks the hooks of a set; nil if it has none at the node.
+func (p *policies) askedBy(set *policyfiles.Set) *policyclient.HookValidator {
+	hooks := policyfiles.HooksOf(set)
+	if !hooks.AtNode() {
+		return nil
+	}
+	return policyclient.NewHookValidator(hooks, policyclient.HookOptions{
+		Admit: p.policyd.Admit, PolicyHash: set.Hash, Node: p.node, Failed: p.policyd.notAnswered,
+		Successor: func(ctx context.Context) *policyclient.HookValidator {
+			if !p.followed(ctx, policyfiles.VersionOf(set)) {
+				return nil
+			}
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.hooks
 		},
 	})
 }

@@ -63,6 +63,11 @@ func (p *policyd) Review(_ context.Context, r *policyv1.ReviewRequest) (*policyv
 // serve serves on a socket until the returned function is called, or the test ends.
 func (p *policyd) serve(t *testing.T, path string) (stop func()) {
 	t.Helper()
+	return servePolicyd(t, p, path)
+}
+
+func servePolicyd(t *testing.T, p policyv1.PolicyServer, path string) (stop func()) {
+	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	testkit.Must(t, err)
 	s := grpc.NewServer(grpc.WaitForHandlers(true))

@@ -133,7 +133,7 @@ func TestConditionsWaitForPolicyd(t *testing.T) {
 	rules("without pullgate-policyd", 0)
 	p.poll()
 	p.poll()
-	const waits = "the policies have conditions, and pullgate-policyd has not accepted them"
+	const waits = "the policies have conditions or hooks, and pullgate-policyd has not accepted them"
 	p.says("without pullgate-policyd", 1, waits)
 	p.shows("without pullgate-policyd", "pullgate_admission_last_reload_success 0")
 

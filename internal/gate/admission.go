@@ -284,7 +284,7 @@ func (g *Gate) view(
 	}
 	// A kubelet always sends the pod's name for the image.
 	if container != nil && (c.substituted() || c.container.GetImage().GetUserSpecifiedImage() == "") {
-		container.Image = admission.Value[string]{}
+		container.Image, pod.Object = admission.Value[string]{}, nil
 	}
 	return pod, container, others
 }

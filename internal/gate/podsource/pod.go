@@ -25,6 +25,7 @@ import (
 const (
 	maxUses    = 1000        // how many uses of images by one pod are kept
 	maxSecrets = 100         // how many pull secrets of one pod are read
+	maxObject  = 256 << 10   // bytes of a pod that is kept whole: a tenant chooses its size
 	kubeletLag = time.Minute // how long after a change a kubelet may still have the previous state of a pod
 	// mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
 	mirrorAnnotation = corev1.MirrorPodAnnotationKey
@@ -150,6 +151,9 @@ type view struct {
 // ReviewAnnotations is the field admission.Pod.ReviewAnnotations for KeepFields.
 const ReviewAnnotations = "reviewAnnotations"
 
+// Object is the field admission.Pod.Object for KeepFields.
+const Object = "object"
+
 // KeepFields sets the fields that views have, by the paths of restriction.Field; without fields there are no views. If
 // they change while the source runs, it lists the pods again; until then, new fields are unknown.
 func (s *Source) KeepFields(paths []string) {
@@ -203,6 +207,9 @@ func viewOf(p *corev1.Pod, fields []string) *view {
 	}
 	if slices.Contains(fields, ReviewAnnotations) {
 		v.pod.ReviewAnnotations = pod.ReviewAnnotations
+	}
+	if slices.Contains(fields, Object) && p.Size() <= maxObject {
+		v.pod.Object = p
 	}
 	return v
 }

@@ -120,3 +120,18 @@ func TestViewsAreSmall(t *testing.T) {
 	}
 	t.Logf("%d views take %d bytes", pods, int64(with)-int64(without))
 }
+
+// The object is kept only for hooks, and only if it is not large: a tenant chooses its size.
+func TestViewHasTheObjectForHooks(t *testing.T) {
+	p := somePod()
+	if v := viewOf(p, []string{Object}); v.pod.Object != p {
+		t.Errorf("the object is %v; want the pod", v.pod.Object)
+	}
+	if v := viewOf(p, []string{"spec.metadata.name"}); v.pod.Object != nil {
+		t.Error("the object is kept without a hook")
+	}
+	p.Annotations["large"] = strings.Repeat("x", maxObject)
+	if v := viewOf(p, []string{Object}); v.pod.Object != nil {
+		t.Error("a large object is kept")
+	}
+}

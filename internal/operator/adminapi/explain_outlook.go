@@ -341,6 +341,8 @@ func by(e admission.Explanation) string {
 			continue
 		case f.Policy == "":
 			name = "validator " + f.Validator
+		case f.Validator == admission.HookValidator:
+			name = "hook " + f.Policy
 		case reviewed(f):
 			name = "image review backend " + f.Policy
 		}
@@ -414,6 +416,8 @@ func (c explanation) policyRemedies() (all []string) {
 		for _, f := range e.Findings {
 			switch {
 			case f.Audit || f.Answer == admission.Admit:
+			case f.Validator == admission.HookValidator:
+				add("Hook %s decides: its answer is above.", f.Policy)
 			case reviewed(f):
 				add("Image review backend %s decides: its answer is above.", f.Policy)
 			case signatures(f):
@@ -427,7 +431,7 @@ func (c explanation) policyRemedies() (all []string) {
 	}
 	for _, e := range c.undecided() {
 		if slices.ContainsFunc(e.Findings, notAsked) {
-			add("`pullgatectl explain --ask` asks the image review backends.")
+			add("`pullgatectl explain --ask` asks image review backends and hooks.")
 		}
 	}
 	return all

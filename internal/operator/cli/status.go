@@ -119,11 +119,14 @@ func (p *Page) Policies(r *adminv1.ListPoliciesResponse) {
 	}
 	var rows [][]string
 	unjudged := 0
-	var backends, signatures []*adminv1.Policy
+	var backends, hooks, signatures []*adminv1.Policy
 	for _, policy := range r.GetPolicies() {
 		switch {
 		case policy.GetReviewBackend() != nil:
 			backends = append(backends, policy)
+			continue
+		case policy.GetHook() != nil:
+			hooks = append(hooks, policy)
 			continue
 		case len(policy.GetSignatureRules()) > 0:
 			signatures = append(signatures, policy)
@@ -136,11 +139,12 @@ func (p *Page) Policies(r *adminv1.ListPoliciesResponse) {
 		unjudged += len(policy.GetUnjudged())
 		rows = append(rows, []string{policy.GetKind(), policy.GetName(), mode, boundTo(policy)})
 	}
-	if len(rows) > 0 || len(backends) == 0 && len(signatures) == 0 {
+	if len(rows) > 0 || len(backends)+len(hooks)+len(signatures) == 0 {
 		p.Gap()
 		p.Table([]string{"KIND", "NAME", "MODE", "NAMESPACES"}, rows)
 	}
 	reviewBackends(p, backends)
+	hookTable(p, hooks)
 	signatureRules(p, signatures)
 	for _, w := range r.GetWarnings() {
 		p.Gap()
@@ -180,6 +184,25 @@ func reviewBackends(p *Page, backends []*adminv1.Policy) {
 		return []string{
 			policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes,
 			boundTo(policy),
+		}
+	})
+}
+
+func hookTable(p *Page, hooks []*adminv1.Policy) {
+	if len(hooks) == 0 {
+		return
+	}
+	p.Gap()
+	head := []string{"HOOK", "AT", "STAGES", "ADDRESS", "FAILUREPOLICY", "TIMEOUT", "NAMESPACES"}
+	tableOf(p, head, hooks, func(policy *adminv1.Policy) []string {
+		h := policy.GetHook()
+		fails := h.GetFailurePolicy()
+		if policy.GetAudit() {
+			fails += ", audit"
+		}
+		return []string{
+			policy.GetName(), h.GetAt(), strings.Join(h.GetStages(), ", "), h.GetAddress(), fails,
+			h.GetTimeout().AsDuration().String(), boundTo(policy),
 		}
 	})
 }

@@ -712,6 +712,19 @@ type policyServer struct {
 
 	hash string
 	fail error
+	// hook answers about a hook; nil is a version that asks no hooks.
+	hook *policyv1.HookResult
+}
+
+func (s *policyServer) Admit(_ context.Context, r *policyv1.AdmitRequest) (*policyv1.AdmitResponse, error) {
+	switch {
+	case s.hook == nil:
+		return nil, status.Error(codes.Unimplemented, "method Admit not implemented")
+	case !r.GetDryRun():
+		return nil, status.Error(codes.Internal, "doctor asks without a dry run")
+	}
+	s.hook.Hook = r.GetHooks()[0]
+	return &policyv1.AdmitResponse{PolicyHash: s.hash, Results: []*policyv1.HookResult{s.hook}}, nil
 }
 
 func (s *policyServer) Review(_ context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
@@ -829,6 +842,42 @@ func TestReviews(t *testing.T) {
 		{"below a closed folder", chmod("/etc/pullgate", 0o750)},
 	}
 	play(t, rows, func(n *testNode) { n.reviews() })
+}
+
+// hooks adds a hook to the policy files of a node.
+func (n *testNode) hooks(answer *policyv1.HookResult) {
+	n.t.Helper()
+	s := n.reviews()
+	n.file("/etc/pullgate/policies/hook.yaml", 0o644, `apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: licences, annotations: {policy.pullgate.dev/client-certificate: /etc/pullgate/hook}}
+webhooks:
+- name: vendor.example.com
+  admissionReviewVersions: [v1]
+  clientConfig: {url: "https://hook.example/check?token=SECRET"}
+  rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  sideEffects: None
+`)
+	n.file("/etc/pullgate/hook/tls.crt", 0o644, "x")
+	n.file("/etc/pullgate/hook/tls.key", 0o640, "x")
+	n.must(os.Chown(n.path("/etc/pullgate/hook/tls.key"), 0, policydGroup))
+	n.must(os.Chmod(n.path("/etc/pullgate/hook"), 0o755))
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path("/etc/pullgate/policies")})
+	n.must(err)
+	s.hash, s.hook = set.Hash, answer
+}
+
+func TestHooksAnswer(t *testing.T) {
+	play(t, []row{
+		{"allowed", func(n *testNode) { n.hooks(&policyv1.HookResult{Allowed: true}) }},
+		{"denied", func(n *testNode) { n.hooks(&policyv1.HookResult{Message: "no licence"}) }},
+		{"no answer", func(n *testNode) { n.hooks(&policyv1.HookResult{Failed: true, Message: "timed out after 10s"}) }},
+		{"an older pullgate-policyd", func(n *testNode) { n.hooks(nil) }},
+		{"a key for everyone", func(n *testNode) {
+			n.hooks(&policyv1.HookResult{Allowed: true})
+			n.must(os.Chmod(n.path("/etc/pullgate/hook/tls.key"), 0o644))
+		}},
+	})
 }
 
 func TestPolicydAnswers(t *testing.T) {

@@ -28,13 +28,16 @@ const (
 	policydService = "pullgate-policyd.service"
 )
 
-func without(reviews, signatures bool) string {
+func without(reviews, signatures, hooks bool) string {
 	effect := ""
 	if reviews {
 		effect = "; no image is reviewed, and containers start or not by defaultAllow"
 	}
 	if signatures {
 		effect += "; no signature is verified, and images that were not verified before wait"
+	}
+	if hooks {
+		effect += "; no hook is asked, and pods start or not by failurePolicy"
 	}
 	return strings.TrimPrefix(effect, "; ")
 }
@@ -51,7 +54,8 @@ func (n Node) policies(ctx context.Context) []Finding {
 	}
 	backends := policyfiles.BackendsOf(set)
 	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
-	without := without(len(backends) > 0, signatures)
+	hooks := policyfiles.HooksOf(set)
+	without := without(len(backends) > 0, signatures, hooks.AtNode())
 	if without == "" {
 		return ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)
 	}
@@ -61,9 +65,9 @@ func (n Node) policies(ctx context.Context) []Finding {
 		": " + without,
 	})
 	if served {
-		all = append(all, n.askPolicyd(ctx, path, set.Hash, without)...)
+		all = append(all, n.askPolicyd(ctx, path, set.Hash, without, hooks)...)
 	}
-	return slices.Concat(all, n.policydUnits(ctx, without), n.policydFolder(), n.policydFiles(ctx, backends))
+	return slices.Concat(all, n.policydUnits(ctx, without), n.policydFolder(), n.policydFiles(ctx, backends, hooks))
 }
 
 func (n Node) policyPaths() policyfiles.Paths {
@@ -79,7 +83,7 @@ func (n Node) policyPaths() policyfiles.Paths {
 	}
 }
 
-func (n Node) askPolicyd(ctx context.Context, path, hash, without string) []Finding {
+func (n Node) askPolicyd(ctx context.Context, path, hash, without string, hooks policyfiles.Hooks) []Finding {
 	client, err := policyclient.New("unix://"+n.Path(path),
 		policyclient.Options{Review: 3 * patience, Reconnect: patience})
 	if err != nil {
@@ -97,7 +101,37 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) []Find
 	case err != nil:
 		return fail(journal, "%s does not answer at %s: %v: %s", policydProgram, path, err, without)
 	}
-	return ok("%s answers at %s, with the policy files of %s", policydProgram, path, n.Config.Admission.Policies)
+	all := ok("%s answers at %s, with the policy files of %s", policydProgram, path, n.Config.Admission.Policies)
+	for i := range hooks {
+		if hooks[i].AtNode() {
+			all = append(all, askHook(ctx, client, hash, &hooks[i])...)
+		}
+	}
+	return all
+}
+
+// samplePod is what hooks are asked about in a dry run. A denial is an answer too.
+const samplePod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"pullgate-doctor","namespace":"default"},` +
+	`"spec":{"containers":[{"name":"app","image":"registry.example/app:1"}]}}`
+
+func askHook(ctx context.Context, client *policyclient.Client, hash string, h *policyfiles.Hook) []Finding {
+	answers, err := client.Admit(ctx, policyclient.AdmitRequest{
+		PolicyHash: hash, Namespace: "default", Name: "pullgate-doctor", Node: "pullgate-doctor", Pod: []byte(samplePod),
+		Hooks: []string{h.Name}, DryRun: true,
+	})
+	if err == nil && len(answers) == 1 && answers[0].Failure != "" {
+		err = errors.New(answers[0].Failure)
+	}
+	if err != nil {
+		effect := "pods for which it is asked are denied"
+		if h.FailOpen {
+			effect = "pods are admitted without it"
+		}
+		return fail("start the hook, or correct clientConfig in "+h.File, "hook %s gives no valid answer at %s: %v: %s",
+			h.Name,
+			h.Address(), err, effect)
+	}
+	return ok("hook %s answers at %s", h.Name, h.Address())
 }
 
 func (n Node) policydUnits(ctx context.Context, without string) []Finding {
@@ -116,20 +150,24 @@ func (n Node) policydFolder() []Finding {
 		return warn("write it, see https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration",
 			"%s not found", policydConfig)
 	case err != nil:
-		return failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v", policydConfig, err)
+		return failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v", policydConfig,
+			err)
 	case filepath.Clean(c.Policies) != filepath.Clean(n.Config.Admission.Policies):
 		return fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+
 			", then systemctl restart "+policydService,
 			"%s has the policy folder %q, and pullgated %q", policydConfig, c.Policies, n.Config.Admission.Policies)
 	case c.TrustedRoot != n.Config.Admission.TrustedRoot:
 		return fail("set both to the same file, then systemctl restart "+policydService,
-			"%s has the trustedRoot %q, and pullgated the admission.trustedRoot %q: signatures are not verified", policydConfig,
+			"%s has the trustedRoot %q, and pullgated the admission.trustedRoot %q: signatures are not verified",
+			policydConfig,
 			c.TrustedRoot, n.Config.Admission.TrustedRoot)
 	}
 	return nil
 }
 
-func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) (all []Finding) {
+func (n Node) policydFiles(ctx context.Context, backends policyfiles.Backends,
+	hooks policyfiles.Hooks,
+) (all []Finding) {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
 		return warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram, policydService)
@@ -146,8 +184,9 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 			return
 		}
 		if visible != nil && !slices.ContainsFunc(visible, func(dir string) bool { return within(path, dir) }) {
-			all = append(all, fail(fmt.Sprintf("move it below /etc/pullgate, or add BindReadOnlyPaths=%s under [Service] with "+
-				"systemctl edit %s", filepath.Dir(path), policydService), "%s is not visible to %s", path, policydService)...)
+			all = append(all,
+				fail(fmt.Sprintf("move it below /etc/pullgate, or add BindReadOnlyPaths=%s under [Service] with "+
+					"systemctl edit %s", filepath.Dir(path), policydService), "%s is not visible to %s", path, policydService)...)
 		}
 		all = append(all, n.readable(path, uid, gid, secret)...)
 	}
@@ -168,6 +207,12 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 	for _, b := range backends {
 		needs(b.Kubeconfig, true)
 		n.filesOf(b.Kubeconfig, needs)
+	}
+	for i := range hooks {
+		if dir := hooks[i].Certificate; dir != "" {
+			needs(filepath.Join(dir, "tls.crt"), false)
+			needs(filepath.Join(dir, "tls.key"), true)
+		}
 	}
 	if len(all) == 0 {
 		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials "+

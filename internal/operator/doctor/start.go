@@ -145,6 +145,10 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 		add(caution("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens "+
 			"there, images are admitted or denied by defaultAllow", err)))
 	}
+	if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil && policyfiles.HooksOf(set).AtNode() {
+		add(caution("admission.policydSocket", fmt.Errorf("%w; hooks are asked by pullgate-policyd: until it listens "+
+			"there, pods are admitted or denied by failurePolicy", err)))
+	}
 	add(startSignatures(c.Admission, set))
 	for _, f := range policyfiles.Unjudged(set, restriction.SourceOf(c.PodSource.Kubeconfig != "")) {
 		effect := "it counts as allowed"
@@ -158,7 +162,7 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 }
 
 func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
-	for _, n := range policyfiles.SignatureNotes(set) {
+	for _, n := range policyfiles.Notes(set) {
 		all = append(all, caution("admission.policies", errors.New(n))...)
 	}
 	needed, byTrustedRoot := policyfiles.NeedSignatures(policyfiles.Requirements(set))

@@ -411,7 +411,9 @@ func (m *Metrics) ofPolicies() {
 
 // Validators returns the values of the label validator.
 func Validators() []string {
-	return []string{admission.RestrictionValidator, admission.ReviewValidator, admission.SignatureValidator}
+	return []string{
+		admission.RestrictionValidator, admission.ReviewValidator, admission.SignatureValidator, admission.HookValidator,
+	}
 }
 
 // PolicyKinds returns the values of the label kind.
@@ -489,6 +491,10 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	if number(policyfiles.BackendKind) > 0 {
 		m.findings(admission.ReviewValidator, AdmissionCalls()[:4], admission.ReviewDenied, admission.ReviewUnavailable)
 		m.open.WithLabelValues(admission.ReviewValidator)
+	}
+	if number(policyfiles.HookKind) > 0 {
+		m.findings(admission.HookValidator, AdmissionCalls()[:4], admission.HookDenied, admission.HookUnavailable)
+		m.open.WithLabelValues(admission.HookValidator)
 	}
 	if slices.ContainsFunc(policyfiles.SignatureKinds(), func(kind string) bool { return number(kind) > 0 }) {
 		m.findings(admission.SignatureValidator, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing,

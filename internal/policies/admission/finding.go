@@ -15,6 +15,7 @@ const (
 	RestrictionValidator = "restriction"
 	ReviewValidator      = "review"
 	SignatureValidator   = "endorsement"
+	HookValidator        = "hook"
 )
 
 // An Answer is what a validator, or the chain, says about a subject.
@@ -92,6 +93,8 @@ const (
 	IdentityMismatch    Reason = "IDENTITY_MISMATCH"    // a valid signature of someone else
 	DigestRequired      Reason = "DIGEST_REQUIRED"      // the image must be named by a digest
 	ContentMismatch     Reason = "CONTENT_MISMATCH"     // the image differs from what its registry has
+	HookDenied          Reason = "HOOK_DENIED"          // a hook denied the pod
+	HookUnavailable     Reason = "HOOK_UNAVAILABLE"     // a hook gave no valid answer about the pod
 	ValidatorFailed     Reason = "VALIDATOR_FAILED"     // a validator panicked or returned nothing: a defect of pullgate
 	NotAsked            Reason = "NOT_ASKED"            // about a Subject that is Offline; in no decision about a call
 )
@@ -101,7 +104,7 @@ func Reasons() []Reason {
 	return []Reason{
 		RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, EndorsementMissing, SignatureMissing,
 		SignatureInvalid, AttestationMissing, ConditionNotMet, IdentityMismatch, DigestRequired, ContentMismatch,
-		ValidatorFailed,
+		HookDenied, HookUnavailable, ValidatorFailed,
 	}
 }
 

@@ -13,14 +13,17 @@ import (
 func Merge(cri, api Pod, container, apiContainer *Container) (pod Pod, merged *Container, conflicts []string) {
 	var m merger
 	pod = m.pod(cri, api)
-	if container == nil {
-		return pod, nil, m.conflicts
+	if container != nil {
+		c := *container
+		if apiContainer != nil {
+			c = m.container(c, *apiContainer)
+		}
+		merged = &c
 	}
-	c := *container
-	if apiContainer != nil {
-		c = m.container(c, *apiContainer)
+	if len(m.conflicts) > 0 || container != nil && apiContainer == nil {
+		pod.Object = nil
 	}
-	return pod, &c, m.conflicts
+	return pod, merged, m.conflicts
 }
 
 type merger struct{ conflicts []string }
@@ -33,6 +36,7 @@ func (m *merger) conflict(field string) {
 
 func (m *merger) pod(cri, api Pod) Pod {
 	p := cri
+	p.Object = api.Object
 	p.NamespaceLabels = either(cri.NamespaceLabels, api.NamespaceLabels)
 	merge(m, "labels", &p.Labels, api.Labels, maps.Equal)
 	merge(m, "annotations", &p.Annotations, api.Annotations, maps.Equal)

@@ -27,6 +27,8 @@ type Pod struct {
 	AutomountServiceAccountToken                         Value[bool]
 	// Volumes are all volumes of the pod, also those that no container mounts.
 	Volumes Value[[]Volume]
+	// Object is the *Pod of the API server, whole; nil if it is unknown, or differs from what runs.
+	Object any
 }
 
 // A Kind says in which list of the pod a container is.

@@ -209,6 +209,7 @@ func (c *celCompiler) inspect(e requirement.Expression, decides bool) {
 	}
 	root := parsed.NativeRep().Expr()
 	c.readsNames(e, root)
+	c.readsKnown(e, root)
 	if !decides {
 		c.vars[e.Name] = knownVariable{
 			root, c.readsImages(root), c.readsPayload(root), c.list(root), c.separable(root),
@@ -226,6 +227,9 @@ func (c *celCompiler) inspect(e requirement.Expression, decides bool) {
 // readsNames checks the names of attestors, of attestations and of what a request has.
 func (c *celCompiler) readsNames(e requirement.Expression, root ast.Expr) {
 	known := map[string][]string{"request": {"namespace", "object", "operation"}, "images": imageLists()}
+	if c.from.Request != nil {
+		known["request"] = slices.Clone(c.from.Request)
+	}
 	for _, v := range c.from.Evidence {
 		known["attestors"] = append(known["attestors"], v.Attestor)
 		if v.Attestation != "" {

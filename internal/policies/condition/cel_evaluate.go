@@ -367,7 +367,7 @@ func (p *program) annotate(b *budget, data map[string]any) (all map[string]strin
 }
 
 func podData(request map[string]any) map[string]any {
-	return map[string]any{"request": request, "object": request["object"], "oldObject": nil}
+	return map[string]any{"request": request, "object": request["object"], "oldObject": request["oldObject"]}
 }
 
 // Selects reports whether conditions select a pod. One that cannot be evaluated selects it.

@@ -254,7 +254,7 @@ func (q *review) finding(b *policyfiles.Backend, image, cause string) admission.
 func (q *review) answered(r policyfiles.Answer) admission.Finding {
 	r.Reason = safetext.Line(r.Reason, safetext.Event)
 	f := admission.Finding{Answer: admission.Admit, Policy: r.Backend, Message: r.String()}
-	f.AuditAnnotations = q.bounded(r.AuditAnnotations)
+	f.AuditAnnotations = bounded(r.AuditAnnotations, &q.annotated)
 	if !r.Allowed {
 		f.Answer, f.Reason = admission.Deny, admission.ReviewDenied
 	}
@@ -275,10 +275,10 @@ func (q *review) failure(r policyfiles.Answer) admission.Finding {
 // maxAnnotations bounds all audit annotations about a container, in bytes: pullgate-policyd is not trusted to do so.
 const maxAnnotations = 16 << 10
 
-func (q *review) bounded(annotations map[string]string) map[string]string {
+func bounded(annotations map[string]string, annotated *int) map[string]string {
 	kept := map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
-		if q.annotated += len(key) + len(annotations[key]); q.annotated > maxAnnotations {
+		if *annotated += len(key) + len(annotations[key]); *annotated > maxAnnotations {
 			break
 		}
 		kept[key] = annotations[key]

@@ -3,13 +3,16 @@ package policyd
 import (
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 const (
@@ -24,8 +27,12 @@ type metrics struct {
 	reviews, requests, verified, webhook *prometheus.CounterVec
 	mismatches, panics                   prometheus.Counter
 	policiesRead, certRead, certExpiry   prometheus.Gauge
-	webhookTook                          *prometheus.HistogramVec
-	signatures                           sync.Once
+	webhookTook, hookTook                *prometheus.HistogramVec
+	hooks                                *prometheus.CounterVec
+	signatures, hooksOnce                sync.Once
+
+	hookMu    sync.Mutex // guards hookNames
+	hookNames map[string]bool
 }
 
 func newMetrics(version string) *metrics {
@@ -59,6 +66,13 @@ func newMetrics(version string) *metrics {
 			Help:    "How long answers of the HTTPS server took, with the backends of image reviews.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 		}, []string{"path"}),
+		hooks: counterVec("hook_requests_total",
+			"Requests to hooks, by hook and outcome. Those that a denial by another hook canceled are not counted.",
+			"hook", "outcome"),
+		hookTook: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: prefix + "hook_seconds", Help: "How long answers of hooks took, failures included.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+		}, []string{"hook"}),
 	}
 	info := gauge("build_info", "1, with the version of pullgate and of Go as labels.")
 	m.registry.MustRegister(m.reviews, m.mismatches, m.panics, m.policiesRead,
@@ -94,6 +108,58 @@ func (m *metrics) verifiesSignatures() {
 			m.verified.WithLabelValues(o)
 		}
 	})
+}
+
+// asksHooks makes the metrics have these hooks and no others. They exist with the first one.
+func (m *metrics) asksHooks(hooks policyfiles.Hooks, open func() map[string]bool) {
+	if len(hooks) > 0 {
+		m.hooksOnce.Do(func() { m.registry.MustRegister(m.hooks, m.hookTook, circuits(open)) })
+	}
+	m.hookMu.Lock()
+	defer m.hookMu.Unlock()
+	known := map[string]bool{}
+	for i := range hooks {
+		name := hooks[i].Name
+		known[name] = true
+		m.hookTook.WithLabelValues(name)
+		for _, o := range hook.Outcomes() {
+			m.hooks.WithLabelValues(name, o)
+		}
+	}
+	for name := range m.hookNames {
+		if !known[name] {
+			m.hooks.DeletePartialMatch(prometheus.Labels{"hook": name})
+			m.hookTook.DeleteLabelValues(name)
+		}
+	}
+	m.hookNames = known
+}
+
+// hookAnswered counts an answer of a hook, unless the hook was removed in the meantime.
+func (m *metrics) hookAnswered(name, outcome string, took time.Duration) {
+	m.hookMu.Lock()
+	defer m.hookMu.Unlock()
+	if m.hookNames[name] {
+		m.hooks.WithLabelValues(name, outcome).Inc()
+		m.hookTook.WithLabelValues(name).Observe(took.Seconds())
+	}
+}
+
+// circuits is the metric of the hooks that are not asked for a while.
+type circuits func() map[string]bool
+
+var circuitOpen = prometheus.NewDesc(prefix+"hook_circuit_open", //nolint:gochecknoglobals // a constant
+	"1 while the failure policy of the hook decides about some namespaces without a request, after time-outs; else 0.",
+	[]string{"hook"}, nil)
+
+// Describe implements prometheus.Collector.
+func (circuits) Describe(c chan<- *prometheus.Desc) { c <- circuitOpen }
+
+// Collect implements prometheus.Collector.
+func (open circuits) Collect(c chan<- prometheus.Metric) {
+	for name, open := range open() {
+		c <- prometheus.MustNewConstMetric(circuitOpen, prometheus.GaugeValue, number(open), name)
+	}
 }
 
 func (m *metrics) servesWebhook() {

@@ -20,11 +20,15 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -170,6 +174,59 @@ func (s *nodeServer) ask(ctx context.Context, c review.Clients,
 		}
 	}
 	return all
+}
+
+// Admit implements policyv1.PolicyServer.
+func (s *nodeServer) Admit(ctx context.Context, r *policyv1.AdmitRequest) (*policyv1.AdmitResponse, error) {
+	switch {
+	case r.GetPolicyHash() == "":
+		return nil, status.Error(codes.InvalidArgument, "policy_hash is empty")
+	case r.GetNamespace() == "" || len(r.GetPod()) == 0:
+		return nil, status.Error(codes.InvalidArgument, "namespace or pod is empty")
+	}
+	set := s.policies.with(policyfiles.Version{Hash: r.GetPolicyHash()}, false)
+	if set == nil {
+		s.metrics.mismatches.Inc()
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s", s.inUse(), r.GetPolicyHash())
+	}
+	var clients []*hook.Client
+	for _, c := range set.hooks {
+		if slices.Contains(r.GetHooks(), c.Name) && c.AtNode() {
+			clients = append(clients, c)
+		}
+	}
+	if len(clients) == 0 || len(clients) != len(r.GetHooks()) {
+		return nil, status.Errorf(codes.InvalidArgument, "hooks %.200q are not all in the policy files", r.GetHooks())
+	}
+	answers, err := hook.Ask(ctx, clients, hook.Request{
+		Observe: s.metrics.hookAnswered, Unknown: r.GetUnknownFields(),
+		Admission: hook.Creation(admissionv1.AdmissionRequest{
+			Namespace: r.GetNamespace(), Name: r.GetName(), DryRun: new(r.GetDryRun()),
+			UserInfo: authenticationv1.UserInfo{Username: "system:node:" + r.GetNode(), Groups: []string{"system:nodes"}},
+			Object:   k8sruntime.RawExtension{Raw: r.GetPod()},
+		}),
+	})
+	if err := cmp.Or(ctx.Err(), err); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	response, left := &policyv1.AdmitResponse{PolicyHash: set.Hash}, budget(maxTexts)
+	for _, a := range answers {
+		result := &policyv1.HookResult{
+			Hook: a.Hook, Allowed: a.Allowed, Failed: a.Failure != "", Duration: durationpb.New(a.Took),
+			Message: left.clean(cmp.Or(a.Failure, a.Message), maxMessage),
+		}
+		response.Results = append(response.Results, result)
+	}
+	for i, a := range answers {
+		size := 0
+		for k, v := range a.AuditAnnotations {
+			size += len(k) + len(v)
+		}
+		if left.fits(size) {
+			response.Results[i].AuditAnnotations = validUTF8(a.AuditAnnotations)
+		}
+	}
+	return response, nil
 }
 
 func (p *policies) review(ctx context.Context, clients review.Clients, about review.Subject) []review.Result {

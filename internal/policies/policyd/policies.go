@@ -1,6 +1,7 @@
 package policyd
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
@@ -31,8 +33,9 @@ type policies struct {
 	mu       sync.Mutex
 	watcher  *policyfiles.Watcher
 	backends review.Set
-	// failure is why the folder or a kubeconfig could not be read when it was last read.
-	failure struct{ folder, kubeconfigs error }
+	hooks    hook.Set
+	// failure is why the folder, a kubeconfig or a client certificate could not be read when it was last read.
+	failure struct{ folder, kubeconfigs, certificates error }
 	// sought is the version that with found when it last read the files; the zero value if they could not be read.
 	sought policyfiles.Version
 
@@ -40,12 +43,14 @@ type policies struct {
 	readings atomic.Uint64
 }
 
-// inUse is a set of policy files with the clients of its backends and its rules about signatures. It is immutable.
+// inUse is a set of policy files with the clients of its backends and hooks, and its rules about signatures. It is
+// immutable.
 type inUse struct {
 	*policyfiles.Set
 
 	version policyfiles.Version
 	clients review.Clients
+	hooks   []*hook.Client
 	rules   *verify.Rules
 }
 
@@ -80,6 +85,7 @@ func (p *policies) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.backends.Close()
+	p.hooks.Close()
 }
 
 // refresh reads the folder and the kubeconfigs; without a signal, the folder only if it has changed and is complete.
@@ -87,7 +93,7 @@ func (p *policies) refresh(signal bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if signal {
-		p.failure.folder, p.failure.kubeconfigs = nil, nil // logged again
+		p.failure.folder, p.failure.kubeconfigs, p.failure.certificates = nil, nil, nil // logged again
 		set, err := p.watcher.Load(p.paths)
 		p.takeLocked(set, err)
 	} else if set, changed, err := p.watcher.Poll(); changed {
@@ -95,6 +101,9 @@ func (p *policies) refresh(signal bool) {
 	}
 	err := p.backends.Reload()
 	p.noteLocked(&p.failure.kubeconfigs, err, "Failed to read the kubeconfig of a backend: the previous one stays in use")
+	err = p.hooks.Reload()
+	p.noteLocked(&p.failure.certificates, err,
+		"Failed to read the client certificate of a hook: the previous one stays in use")
 }
 
 // with returns the policy files of a version, which it reads again if those in use have another one; nil means that the
@@ -145,14 +154,14 @@ func (p *policies) noteLocked(failure *error, err error, message string, keysAnd
 	}
 	*failure = err
 	if p.paths.Folder != "" {
-		p.metrics.policiesRead.Set(number(p.failure.folder == nil && p.failure.kubeconfigs == nil))
+		p.metrics.policiesRead.Set(number(p.failure == struct{ folder, kubeconfigs, certificates error }{}))
 	}
 }
 
 // useLocked uses a set, or returns why it cannot be used and changes nothing.
 func (p *policies) useLocked(set *policyfiles.Set) error {
-	before, version := p.current.Load(), policyfiles.VersionOf(set)
-	if set == nil || before != nil && before.version == version {
+	current, version := p.current.Load(), policyfiles.VersionOf(set)
+	if set == nil || current != nil && current.version == version {
 		return nil
 	}
 	signed, err := p.signatures.Compile(set)
@@ -160,10 +169,14 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 		return err
 	}
 	restrictions, backends := policyfiles.Restrictions(set), policyfiles.BackendsOf(set)
-	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions)); err != nil {
+	hooks := policyfiles.HooksOf(set)
+	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions) || hooks.NeedNamespaces()); err != nil {
 		return err
 	}
-	if err := p.backends.Replace(backends); err != nil {
+	if err := errors.Join(hook.Check(hooks), p.backends.Replace(backends)); err != nil {
+		return err
+	}
+	if err := p.hooks.Replace(hooks); err != nil {
 		return err
 	}
 	rules := admission.Rules{PolicyHash: set.Hash}
@@ -172,7 +185,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 		rules.Validators = []admission.Named{{Name: admission.RestrictionValidator, Validator: validator}}
 	}
 	p.chain.Set(rules)
-	p.current.Store(&inUse{set, version, p.backends.Clients(), signed})
+	p.current.Store(&inUse{set, version, p.backends.Clients(), p.hooks.Clients(), signed})
 	if signed.Verifies() || signed.MutatesDigests() {
 		p.metrics.verifiesSignatures()
 	}
@@ -183,6 +196,8 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", version.TrustedRoot,
 		"ignored", set.Ignored, "kinds", counts)
 	backends.Log(p.log)
+	hooks.Log(p.log)
+	p.metrics.asksHooks(hooks, p.hooks.Open)
 	return nil
 }
 

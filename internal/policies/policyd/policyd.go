@@ -18,6 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
@@ -233,20 +234,27 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	if err := clients.Replace(backends); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
+	if err := hook.Check(policyfiles.HooksOf(set)); err != nil {
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
+	}
 	h := c.HTTPS
 	named := []string{c.Policies, c.TrustedRoot, c.Kubeconfig, c.Bundles, h.CertFile, h.KeyFile, h.ClientCAFile}
 	for _, b := range backends {
 		named = append(named, b.Kubeconfig)
 	}
+	for _, h := range policyfiles.HooksOf(set) {
+		named = append(named, h.Certificate, h.Socket)
+	}
 	unit := program.SandboxOf(ctx, nil, programName+".service")
 	for _, path := range named {
 		errs = append(errs, unit.Sees(path))
 	}
-	if h.Listen != "" && webhook.NeedsNamespaces(policyfiles.Restrictions(set)) {
+	if h.Listen != "" && (webhook.NeedsNamespaces(policyfiles.Restrictions(set)) ||
+		policyfiles.HooksOf(set).NeedNamespaces()) {
 		_, err := apiServer(c.Kubeconfig)
 		errs = append(errs, err)
 	}
 	notes, err := verify.Examine(c, set, time.Now())
-	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)
+	warnings = slices.Concat(backends.Warnings(), policyfiles.Notes(set), notes)
 	return warnings, errors.Join(append(errs, err, examineHTTPS(h))...)
 }

@@ -1,18 +1,24 @@
 package policyd
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
@@ -20,7 +26,8 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	m.servesWebhook()
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
-		Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes, Templates: o.Config.PodTemplates,
+		Hooks: p.askHooks, Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes,
+		Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
 			m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
@@ -77,6 +84,52 @@ func (p *policies) reviewPod(ctx context.Context, s review.Subject) []admission.
 	}
 	if all == nil { // no backend reviews the namespace
 		all = []admission.Finding{{Answer: admission.Admit}}
+	}
+	return all
+}
+
+// askHooks asks the hooks that are for admission about a pod.
+func (p *policies) askHooks(ctx context.Context, r *admissionv1.AdmissionRequest, pod, old *admission.Pod) (
+	all webhook.HookAnswers,
+) {
+	set := p.current.Load()
+	if set == nil {
+		return all
+	}
+	var clients []*hook.Client
+	for _, c := range set.hooks {
+		if c.Admits(string(r.Operation), r.SubResource) && (c.Selects(pod) || old != nil && c.Selects(old)) {
+			clients = append(clients, c)
+		}
+	}
+	if len(clients) == 0 {
+		return all
+	}
+	sockets.Wait(ctx)
+	answers, err := hook.Ask(ctx, clients, hook.Request{Admission: *r, Observe: p.metrics.hookAnswered})
+	for _, c := range clients {
+		i := slices.IndexFunc(answers, func(a policyfiles.HookAnswer) bool { return a.Hook == c.Name })
+		if i < 0 {
+			continue // another hook denied
+		}
+		a := answers[i]
+		all.Findings = append(all.Findings, c.Finding(a))
+		for _, w := range a.Warnings {
+			all.Warnings = append(all.Warnings, "hook "+c.Name+": "+w)
+		}
+		if !a.Allowed && !c.Audit && all.Status == 0 {
+			if all.Status = http.StatusInternalServerError; a.Failure == "" {
+				all.Status = a.Status()
+			}
+		}
+	}
+	if all.Status == 0 && len(answers) < len(clients) { // the request was not encoded, or the caller has left
+		err = cmp.Or(err, context.Cause(ctx), errors.New("not all hooks answered"))
+		all.Status = http.StatusInternalServerError
+		all.Findings = append(all.Findings, admission.Finding{
+			Validator: admission.HookValidator, Answer: admission.Deny, Reason: admission.HookUnavailable,
+			Message: "hooks were not asked: " + safetext.Line(err.Error(), safetext.Event),
+		})
 	}
 	return all
 }

@@ -42,6 +42,10 @@ func kinds() []kind {
 			return err
 		}
 	}
+	hooks := func(s *Set, list []File) (err error) {
+		s.hooks, s.hookNotes, err = LoadHooks(list)
+		return err
+	}
 	return []kind{
 		{restriction.Kind, []string{restriction.APIVersion, restriction.ProposedAPIVersion}, restrictions},
 		{BackendKind, nil, backends},
@@ -49,6 +53,7 @@ func kinds() []kind {
 		{CIPKind, cipVersions(), signatures(LoadCIP)},
 		{IVPKind, ivpVersions(), signatures(LoadIVP)},
 		{NamespacedIVPKind, ivpVersions(), signatures(LoadNamespacedIVP)},
+		{HookKind, []string{HookVersion}, hooks},
 	}
 }
 
@@ -117,12 +122,23 @@ func AllRules(s *Set) []requirement.Rule {
 	return slices.Concat(Requirements(s).Rules(), CustomRequirements(s).Rules())
 }
 
-// SignatureNotes returns the notes about the policy files of Requirements.
-func SignatureNotes(s *Set) (notes []string) {
+// Conditions returns what condition.Check checks of the files: AllRules, and the conditions of hooks.
+func Conditions(s *Set) []requirement.Rule {
+	all := AllRules(s)
+	for _, h := range HooksOf(s) {
+		if h.Conditions != nil {
+			all = append(all, requirement.Rule{File: h.File, Selects: &requirement.Validation{Program: h.Conditions}})
+		}
+	}
+	return all
+}
+
+// Notes returns the notes about the policy files of Requirements and of HooksOf.
+func Notes(s *Set) (notes []string) {
 	for _, p := range signaturePolicies(s) {
 		notes = append(notes, p.Notes...)
 	}
-	return notes
+	return append(notes, cmp.Or(s, &Set{}).hookNotes...)
 }
 
 // Webhook returns what the policies of a folder require of the webhook.
@@ -174,6 +190,9 @@ func Restrictions(s *Set) *restriction.Set { return cmp.Or(s, &Set{}).restrictio
 
 // BackendsOf returns the image review backends of a folder; nil if it has none.
 func BackendsOf(s *Set) Backends { return cmp.Or(s, &Set{}).backends }
+
+// HooksOf returns the hooks of a folder; nil if it has none.
+func HooksOf(s *Set) Hooks { return cmp.Or(s, &Set{}).hooks }
 
 // Unjudged is Set.Unjudged of the PodRestrictions, without the labels of namespaces if the set has them.
 func Unjudged(s *Set, from restriction.Source) []restriction.PolicyField {

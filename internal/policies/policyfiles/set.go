@@ -32,6 +32,8 @@ type Set struct {
 	TrustedRoot     []byte                       // the content of the file; nil if there is none
 	restrictions    *restriction.Set
 	backends        Backends
+	hooks           Hooks
+	hookNotes       []string
 	signatures      []*requirement.Policies // of each dialect
 	number          map[string]int          // of policies, by kind
 }

@@ -67,8 +67,8 @@ type TestedPod struct {
 	// AcceptedBy are the Accept policies that the pod, or a container of it, matches.
 	AcceptedBy []string        `json:"acceptedBy"`
 	Violations []TestViolation `json:"violations"` // of an admitted pod: of policies that only report
-	// NotJudged are sentences about rules that signatures, digests or conditions decide. They can deny a pod that is
-	// admitted here.
+	// NotJudged are sentences about rules that signatures, digests or conditions decide, and about hooks. They can deny a
+	// pod that is admitted here.
 	NotJudged []string `json:"notJudged"`
 }
 
@@ -100,6 +100,8 @@ func (p *Tester) test(pod TestPod) TestedPod {
 	for _, i := range pod.Images() {
 		t.addImage(i, Requirements(p.Set).For(pod.Namespace, imageref.New(i.Name)), atNode)
 	}
+	view, _ := pod.AtAdmission()
+	t.addHooks(p.labeled(view), HooksOf(p.Set), atNode)
 	if p.options.From == restriction.Admission {
 		view, containers := pod.AtAdmission()
 		t.add(p.judge(view, containers, nil))
@@ -116,12 +118,26 @@ func (p *Tester) test(pod TestPod) TestedPod {
 }
 
 func (p *Tester) judge(pod admission.Pod, containers, others []admission.Container) restriction.Decision {
-	if labels, ok := p.NamespaceLabels[pod.Namespace]; ok {
-		pod.NamespaceLabels = admission.Set(labels)
-	}
+	pod = p.labeled(pod)
 	options := p.options
 	options.Others = others
 	return Restrictions(p.Set).Judge(&pod, containers, options)
+}
+
+func (p *Tester) labeled(pod admission.Pod) admission.Pod {
+	if labels, ok := p.NamespaceLabels[pod.Namespace]; ok {
+		pod.NamespaceLabels = admission.Set(labels)
+	}
+	return pod
+}
+
+func (t *TestedPod) addHooks(pod admission.Pod, hooks Hooks, atNode bool) {
+	for i := range hooks {
+		h := &hooks[i]
+		if (atNode && h.AtNode() || !atNode && h.AtAdmission()) && h.Selects(&pod) {
+			t.notJudged("hook %s is asked about the pod", h.Name)
+		}
+	}
 }
 
 func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules, atNode bool) {

@@ -12,6 +12,9 @@ type Program struct {
 	// Images are expressions and Globs patterns of which an image must match one; all images match if there is neither.
 	Images []Expression
 	Globs  []Pattern
+	// Request are the fields that conditions on a request can name; nil means the usual ones. Known are the paths of those
+	// of its object, with [*] for an index; nil means all.
+	Request, Known []string
 	// Conditions must be true of a pod, or the program is not for it.
 	Conditions []Expression
 	// Evidence is what the validations can require of an image, and Required that one of it must count. A program for

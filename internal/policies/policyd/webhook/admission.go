@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -72,7 +73,11 @@ func reviewed(uid types.UID, r *admissionv1.AdmissionResponse) *admissionv1.Admi
 
 func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 	reason := metav1.StatusReasonForbidden
-	if status != http.StatusForbidden {
+	switch status {
+	case http.StatusForbidden:
+	case http.StatusInternalServerError:
+		reason = metav1.StatusReasonInternalError
+	default:
 		reason = metav1.StatusReasonInvalid
 	}
 	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
@@ -109,7 +114,7 @@ func (h *Handler) respond(
 	case Denied:
 		_, text := a.decision.Refusal()
 		text = cmp.Or(text, "denied without a reason, which is a defect of pullgate")
-		response = denial(http.StatusForbidden, q.sentence(a.text+text))
+		response = denial(cmp.Or(a.status, http.StatusForbidden), q.sentence(a.text+text))
 	case Allowed, NotJudged, Unchanged, MirrorPod:
 		response = &admissionv1.AdmissionResponse{Allowed: true}
 	case Changed:
@@ -187,6 +192,7 @@ type answer struct {
 	warnings []string // sentences about images whose signatures are not judged here, and changes that are not made
 	patch    []byte   // of an object that is changed, in JSON
 	digests  string   // notes of what was added
+	status   int32    // of a denial; 0 means 403
 	// unselected are the rules that are not for the pod.
 	unselected verify.Unselected
 }
@@ -282,10 +288,65 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	if a = h.object(ctx, q, a, images, q.Object.Raw); a.denies() {
 		return a
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	hooks := h.askHooks(ctx, q, pod, old)
+	defer func() { cancel(); hooks() }()
 	if a = h.signatures(ctx, q, a, images); a.denies() {
 		return a
 	}
-	return h.review(ctx, q, a, pod, old)
+	if a = h.review(ctx, q, a, pod, old); a.denies() {
+		return a
+	}
+	return a.hooked(hooks())
+}
+
+// HookAnswers are what hooks say about a pod.
+type HookAnswers struct {
+	Findings []admission.Finding // none if no hook is asked
+	Warnings []string
+	Status   int32 // of the answer, if it denies
+}
+
+// askHooks asks hooks while others judge. The function that it returns waits for the answers.
+func (h *Handler) askHooks(ctx context.Context, q *question, pod, old *corev1.Pod) func() HookAnswers {
+	if h.options.Hooks == nil {
+		return func() HookAnswers { return HookAnswers{} }
+	}
+	r, view := *q.AdmissionRequest, q.subject(pod).Pod // before the objects are released
+	view.NamespaceLabels = h.labels(ctx, q.Namespace)
+	var before *admission.Pod
+	if old != nil {
+		s := q.subject(old)
+		before, s.Pod.NamespaceLabels = &s.Pod, view.NamespaceLabels
+	}
+	answered := make(chan HookAnswers, 1)
+	go func() {
+		failed := HookAnswers{Findings: []admission.Finding{{
+			Validator: admission.HookValidator, Answer: admission.Deny, Reason: admission.ValidatorFailed,
+			Message: "hooks failed, which is a defect of pullgate; see the log of pullgate-policyd",
+		}}}
+		defer func() {
+			if h.panicked(recover()) {
+				answered <- failed
+			}
+		}()
+		answered <- h.options.Hooks(ctx, &r, &view, before)
+	}()
+	return sync.OnceValue(func() HookAnswers { return <-answered })
+}
+
+func (a answer) hooked(by HookAnswers) answer {
+	a.warnings = append(a.warnings, by.Warnings...)
+	if len(by.Findings) == 0 {
+		return a
+	}
+	a.audit = auditAnnotations(append(slices.Clip(a.decision.Findings), by.Findings...))
+	if a = a.with(by.Findings); a.denies() {
+		a.status = by.Status
+	} else if a.outcome == Unchanged {
+		a.outcome = Allowed
+	}
+	return a
 }
 
 // decodePod returns nil for what is not a pod; an error could contain values.

@@ -5249,7 +5249,7 @@ func (x *ListPoliciesResponse) GetWarnings() []string {
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its kind: "PodRestriction"; "ImagePolicy", which is an image review backend; "ClusterPolicy" or
-	// "ClusterImagePolicy" for signatures.
+	// "ClusterImagePolicy" for signatures; "ValidatingWebhookConfiguration", which is a hook.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Its name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -5269,8 +5269,10 @@ type Policy struct {
 	ReviewBackend *ReviewBackend `protobuf:"bytes,9,opt,name=review_backend,json=reviewBackend,proto3" json:"review_backend,omitempty"`
 	// What a policy requires of the signatures of images; empty for other kinds.
 	SignatureRules []*SignatureRule `protobuf:"bytes,10,rep,name=signature_rules,json=signatureRules,proto3" json:"signature_rules,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What a hook has beside its namespaces; absent for other kinds.
+	Hook          *Hook `protobuf:"bytes,11,opt,name=hook,proto3" json:"hook,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
@@ -5373,6 +5375,104 @@ func (x *Policy) GetSignatureRules() []*SignatureRule {
 	return nil
 }
 
+func (x *Policy) GetHook() *Hook {
+	if x != nil {
+		return x.Hook
+	}
+	return nil
+}
+
+// Hook is a validating webhook that is asked about pods. All hooks of a pod must allow it.
+type Hook struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where it is asked: "Node", "Admission" or "Both".
+	At string `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	// The CRI calls at which a node asks it.
+	Stages []string `protobuf:"bytes,2,rep,name=stages,proto3" json:"stages,omitempty"`
+	// Where it listens, without the query of its URL.
+	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	// What a failure does: "Fail" denies, "Ignore" admits.
+	FailurePolicy string `protobuf:"bytes,4,opt,name=failure_policy,json=failurePolicy,proto3" json:"failure_policy,omitempty"`
+	// How long it may take.
+	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// The labels of the pods that it is asked about, as for kubectl --selector; "" if it is asked about all.
+	ObjectSelector string `protobuf:"bytes,6,opt,name=object_selector,json=objectSelector,proto3" json:"object_selector,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Hook) Reset() {
+	*x = Hook{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hook) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hook) ProtoMessage() {}
+
+func (x *Hook) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hook.ProtoReflect.Descriptor instead.
+func (*Hook) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *Hook) GetAt() string {
+	if x != nil {
+		return x.At
+	}
+	return ""
+}
+
+func (x *Hook) GetStages() []string {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *Hook) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Hook) GetFailurePolicy() string {
+	if x != nil {
+		return x.FailurePolicy
+	}
+	return ""
+}
+
+func (x *Hook) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *Hook) GetObjectSelector() string {
+	if x != nil {
+		return x.ObjectSelector
+	}
+	return ""
+}
+
 // SignatureRule is a rule about the signatures of images. An image must meet every rule that matches it.
 type SignatureRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5398,7 +5498,7 @@ type SignatureRule struct {
 
 func (x *SignatureRule) Reset() {
 	*x = SignatureRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5410,7 +5510,7 @@ func (x *SignatureRule) String() string {
 func (*SignatureRule) ProtoMessage() {}
 
 func (x *SignatureRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5423,7 +5523,7 @@ func (x *SignatureRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignatureRule.ProtoReflect.Descriptor instead.
 func (*SignatureRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SignatureRule) GetName() string {
@@ -5501,7 +5601,7 @@ type ReviewBackend struct {
 
 func (x *ReviewBackend) Reset() {
 	*x = ReviewBackend{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5513,7 +5613,7 @@ func (x *ReviewBackend) String() string {
 func (*ReviewBackend) ProtoMessage() {}
 
 func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5526,7 +5626,7 @@ func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
 func (*ReviewBackend) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReviewBackend) GetDefaultAllow() bool {
@@ -5580,7 +5680,7 @@ type VerifyImageRequest struct {
 
 func (x *VerifyImageRequest) Reset() {
 	*x = VerifyImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5592,7 +5692,7 @@ func (x *VerifyImageRequest) String() string {
 func (*VerifyImageRequest) ProtoMessage() {}
 
 func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5605,7 +5705,7 @@ func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageRequest.ProtoReflect.Descriptor instead.
 func (*VerifyImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VerifyImageRequest) GetImage() string {
@@ -5642,7 +5742,7 @@ type RegistryLogin struct {
 
 func (x *RegistryLogin) Reset() {
 	*x = RegistryLogin{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5654,7 +5754,7 @@ func (x *RegistryLogin) String() string {
 func (*RegistryLogin) ProtoMessage() {}
 
 func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5667,7 +5767,7 @@ func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
 func (*RegistryLogin) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RegistryLogin) GetUsername() string {
@@ -5703,7 +5803,7 @@ type VerifyImageResponse struct {
 
 func (x *VerifyImageResponse) Reset() {
 	*x = VerifyImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5715,7 +5815,7 @@ func (x *VerifyImageResponse) String() string {
 func (*VerifyImageResponse) ProtoMessage() {}
 
 func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5728,7 +5828,7 @@ func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageResponse.ProtoReflect.Descriptor instead.
 func (*VerifyImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *VerifyImageResponse) GetImage() *Pair {
@@ -5790,7 +5890,7 @@ type VerifiedRule struct {
 
 func (x *VerifiedRule) Reset() {
 	*x = VerifiedRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5802,7 +5902,7 @@ func (x *VerifiedRule) String() string {
 func (*VerifiedRule) ProtoMessage() {}
 
 func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5815,7 +5915,7 @@ func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifiedRule.ProtoReflect.Descriptor instead.
 func (*VerifiedRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *VerifiedRule) GetKind() string {
@@ -5922,7 +6022,7 @@ type ImageSignature struct {
 
 func (x *ImageSignature) Reset() {
 	*x = ImageSignature{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5934,7 +6034,7 @@ func (x *ImageSignature) String() string {
 func (*ImageSignature) ProtoMessage() {}
 
 func (x *ImageSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5947,7 +6047,7 @@ func (x *ImageSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageSignature.ProtoReflect.Descriptor instead.
 func (*ImageSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{73}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ImageSignature) GetRepository() string {
@@ -6410,7 +6510,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\freload_error\x18\x05 \x01(\tR\vreloadError\x12\x1c\n" +
 	"\tenforcing\x18\x06 \x01(\bR\tenforcing\x12'\n" +
 	"\x0frefuse_unjudged\x18\a \x01(\bR\x0erefuseUnjudged\x12\x1a\n" +
-	"\bwarnings\x18\b \x03(\tR\bwarnings\"\x80\x03\n" +
+	"\bwarnings\x18\b \x03(\tR\bwarnings\"\xad\x03\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -6424,7 +6524,15 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\bunjudged\x18\b \x03(\tR\bunjudged\x12G\n" +
 	"\x0ereview_backend\x18\t \x01(\v2 .pullgate.admin.v1.ReviewBackendR\rreviewBackend\x12I\n" +
 	"\x0fsignature_rules\x18\n" +
-	" \x03(\v2 .pullgate.admin.v1.SignatureRuleR\x0esignatureRules\"\xf2\x01\n" +
+	" \x03(\v2 .pullgate.admin.v1.SignatureRuleR\x0esignatureRules\x12+\n" +
+	"\x04hook\x18\v \x01(\v2\x17.pullgate.admin.v1.HookR\x04hook\"\xcd\x01\n" +
+	"\x04Hook\x12\x0e\n" +
+	"\x02at\x18\x01 \x01(\tR\x02at\x12\x16\n" +
+	"\x06stages\x18\x02 \x03(\tR\x06stages\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12%\n" +
+	"\x0efailure_policy\x18\x04 \x01(\tR\rfailurePolicy\x123\n" +
+	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12'\n" +
+	"\x0fobject_selector\x18\x06 \x01(\tR\x0eobjectSelector\"\xf2\x01\n" +
 	"\rSignatureRule\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\x12\x1e\n" +
@@ -6542,7 +6650,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -6615,58 +6723,59 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*ListPoliciesRequest)(nil),           // 68: pullgate.admin.v1.ListPoliciesRequest
 	(*ListPoliciesResponse)(nil),          // 69: pullgate.admin.v1.ListPoliciesResponse
 	(*Policy)(nil),                        // 70: pullgate.admin.v1.Policy
-	(*SignatureRule)(nil),                 // 71: pullgate.admin.v1.SignatureRule
-	(*ReviewBackend)(nil),                 // 72: pullgate.admin.v1.ReviewBackend
-	(*VerifyImageRequest)(nil),            // 73: pullgate.admin.v1.VerifyImageRequest
-	(*RegistryLogin)(nil),                 // 74: pullgate.admin.v1.RegistryLogin
-	(*VerifyImageResponse)(nil),           // 75: pullgate.admin.v1.VerifyImageResponse
-	(*VerifiedRule)(nil),                  // 76: pullgate.admin.v1.VerifiedRule
-	(*ImageSignature)(nil),                // 77: pullgate.admin.v1.ImageSignature
-	nil,                                   // 78: pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil),         // 79: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 80: google.protobuf.Duration
+	(*Hook)(nil),                          // 71: pullgate.admin.v1.Hook
+	(*SignatureRule)(nil),                 // 72: pullgate.admin.v1.SignatureRule
+	(*ReviewBackend)(nil),                 // 73: pullgate.admin.v1.ReviewBackend
+	(*VerifyImageRequest)(nil),            // 74: pullgate.admin.v1.VerifyImageRequest
+	(*RegistryLogin)(nil),                 // 75: pullgate.admin.v1.RegistryLogin
+	(*VerifyImageResponse)(nil),           // 76: pullgate.admin.v1.VerifyImageResponse
+	(*VerifiedRule)(nil),                  // 77: pullgate.admin.v1.VerifiedRule
+	(*ImageSignature)(nil),                // 78: pullgate.admin.v1.ImageSignature
+	nil,                                   // 79: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 80: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 81: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	79,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	79,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	79,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	79,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	79,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	80,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	80,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	80,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	80,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	80,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	79,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	79,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	79,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	80,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	80,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	80,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	79,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	80,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	79,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	79,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	79,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	80,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	80,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	80,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	4,   // 18: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
-	79,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
-	79,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	80,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	80,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
 	14,  // 21: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
 	13,  // 22: pullgate.admin.v1.Endorsement.drift:type_name -> pullgate.admin.v1.EndorsementDrift
-	79,  // 23: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
+	80,  // 23: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
 	0,   // 24: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
 	8,   // 25: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
 	9,   // 26: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	79,  // 27: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	80,  // 27: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	19,  // 28: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
 	20,  // 29: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
 	22,  // 30: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
 	23,  // 31: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
 	24,  // 32: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
 	18,  // 33: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	79,  // 34: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	80,  // 34: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
 	21,  // 35: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	79,  // 36: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	80,  // 36: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
 	5,   // 37: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	79,  // 38: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	79,  // 39: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	80,  // 38: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	80,  // 39: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
 	25,  // 40: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
 	15,  // 41: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
 	15,  // 42: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
@@ -6681,7 +6790,7 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	36,  // 51: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
 	2,   // 52: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
 	37,  // 53: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	78,  // 54: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	79,  // 54: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
 	40,  // 55: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
 	0,   // 56: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
 	8,   // 57: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
@@ -6709,70 +6818,72 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	21,  // 79: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
 	4,   // 80: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
 	60,  // 81: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	80,  // 82: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	79,  // 83: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	81,  // 82: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	80,  // 83: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
 	64,  // 84: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	79,  // 85: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	80,  // 85: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
 	6,   // 86: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 87: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
 	1,   // 88: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
 	5,   // 89: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	80,  // 90: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	81,  // 90: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
 	70,  // 91: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	72,  // 92: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	71,  // 93: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
-	80,  // 94: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	80,  // 95: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	74,  // 96: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
-	4,   // 97: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
-	76,  // 98: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
-	76,  // 99: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
-	77,  // 100: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
-	16,  // 101: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	26,  // 102: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	28,  // 103: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	30,  // 104: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	32,  // 105: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	34,  // 106: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	38,  // 107: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
-	43,  // 108: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	46,  // 109: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	48,  // 110: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	50,  // 111: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	56,  // 112: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	58,  // 113: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	61,  // 114: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	63,  // 115: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	66,  // 116: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	68,  // 117: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	73,  // 118: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
-	52,  // 119: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
-	54,  // 120: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
-	17,  // 121: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	27,  // 122: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	29,  // 123: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	31,  // 124: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	33,  // 125: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	35,  // 126: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	39,  // 127: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
-	44,  // 128: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	47,  // 129: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	49,  // 130: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	51,  // 131: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	57,  // 132: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	59,  // 133: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	62,  // 134: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	65,  // 135: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	67,  // 136: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	69,  // 137: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	75,  // 138: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
-	53,  // 139: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
-	55,  // 140: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
-	121, // [121:141] is the sub-list for method output_type
-	101, // [101:121] is the sub-list for method input_type
-	101, // [101:101] is the sub-list for extension type_name
-	101, // [101:101] is the sub-list for extension extendee
-	0,   // [0:101] is the sub-list for field type_name
+	73,  // 92: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	72,  // 93: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	71,  // 94: pullgate.admin.v1.Policy.hook:type_name -> pullgate.admin.v1.Hook
+	81,  // 95: pullgate.admin.v1.Hook.timeout:type_name -> google.protobuf.Duration
+	81,  // 96: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	81,  // 97: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	75,  // 98: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
+	4,   // 99: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	77,  // 100: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	77,  // 101: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	78,  // 102: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	16,  // 103: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	26,  // 104: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	28,  // 105: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	30,  // 106: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	32,  // 107: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	34,  // 108: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	38,  // 109: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
+	43,  // 110: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	46,  // 111: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	48,  // 112: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	50,  // 113: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	56,  // 114: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	58,  // 115: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	61,  // 116: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	63,  // 117: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	66,  // 118: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	68,  // 119: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	74,  // 120: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	52,  // 121: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	54,  // 122: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	17,  // 123: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	27,  // 124: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	29,  // 125: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	31,  // 126: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	33,  // 127: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	35,  // 128: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	39,  // 129: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
+	44,  // 130: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	47,  // 131: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	49,  // 132: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	51,  // 133: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	57,  // 134: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	59,  // 135: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	62,  // 136: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	65,  // 137: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	67,  // 138: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	69,  // 139: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	76,  // 140: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	53,  // 141: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	55,  // 142: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	123, // [123:143] is the sub-list for method output_type
+	103, // [103:123] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -6790,7 +6901,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   75,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -31,6 +31,261 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// AdmitRequest is a pod, and the hooks that are asked about it.
+type AdmitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The hash of the caller's policy files.
+	PolicyHash string `protobuf:"bytes,1,opt,name=policy_hash,json=policyHash,proto3" json:"policy_hash,omitempty"`
+	// The namespace of the pod.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The name of the pod.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The Pod in JSON, as it is sent to the hooks.
+	Pod []byte `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	// The name of the node, which is the user of the request that hooks get.
+	Node string `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`
+	// The names of the hooks: metadata.name of the file, a slash, and the name of the webhook.
+	Hooks []string `protobuf:"bytes,6,rep,name=hooks,proto3" json:"hooks,omitempty"`
+	// Whether the request that hooks get is a dry run.
+	DryRun bool `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// The paths of the fields of the pod that are not known. A hook with conditions on one of them is asked.
+	UnknownFields []string `protobuf:"bytes,8,rep,name=unknown_fields,json=unknownFields,proto3" json:"unknown_fields,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitRequest) Reset() {
+	*x = AdmitRequest{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitRequest) ProtoMessage() {}
+
+func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
+func (*AdmitRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AdmitRequest) GetPolicyHash() string {
+	if x != nil {
+		return x.PolicyHash
+	}
+	return ""
+}
+
+func (x *AdmitRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *AdmitRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AdmitRequest) GetPod() []byte {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *AdmitRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AdmitRequest) GetHooks() []string {
+	if x != nil {
+		return x.Hooks
+	}
+	return nil
+}
+
+func (x *AdmitRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *AdmitRequest) GetUnknownFields() []string {
+	if x != nil {
+		return x.UnknownFields
+	}
+	return nil
+}
+
+// AdmitResponse is what the hooks answered.
+type AdmitResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The hash of the policy files by which the hooks were asked: that of the request.
+	PolicyHash string `protobuf:"bytes,1,opt,name=policy_hash,json=policyHash,proto3" json:"policy_hash,omitempty"`
+	// One result for each hook of the request. After a denial, hooks that have not answered yet have none.
+	Results       []*HookResult `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmitResponse) Reset() {
+	*x = AdmitResponse{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmitResponse) ProtoMessage() {}
+
+func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
+func (*AdmitResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AdmitResponse) GetPolicyHash() string {
+	if x != nil {
+		return x.PolicyHash
+	}
+	return ""
+}
+
+func (x *AdmitResponse) GetResults() []*HookResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// HookResult is the answer of one hook.
+type HookResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the hook.
+	Hook string `protobuf:"bytes,1,opt,name=hook,proto3" json:"hook,omitempty"`
+	// Whether the pod is allowed. If failed is true, this is the failure policy of the hook.
+	Allowed bool `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	// Why: the message of a denial; if failed is true, what failed. "" if the hook gave none.
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// Whether the hook gave no valid answer in time.
+	Failed bool `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	// The audit annotations of the hook, with its name in their keys.
+	AuditAnnotations map[string]string `protobuf:"bytes,5,rep,name=audit_annotations,json=auditAnnotations,proto3" json:"audit_annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How long the hook took.
+	Duration      *durationpb.Duration `protobuf:"bytes,6,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HookResult) Reset() {
+	*x = HookResult{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HookResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HookResult) ProtoMessage() {}
+
+func (x *HookResult) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HookResult.ProtoReflect.Descriptor instead.
+func (*HookResult) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HookResult) GetHook() string {
+	if x != nil {
+		return x.Hook
+	}
+	return ""
+}
+
+func (x *HookResult) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *HookResult) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *HookResult) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
+func (x *HookResult) GetAuditAnnotations() map[string]string {
+	if x != nil {
+		return x.AuditAnnotations
+	}
+	return nil
+}
+
+func (x *HookResult) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
 // VerifyRequest is an image and what it must be signed with.
 type VerifyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -62,7 +317,7 @@ type VerifyRequest struct {
 
 func (x *VerifyRequest) Reset() {
 	*x = VerifyRequest{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -74,7 +329,7 @@ func (x *VerifyRequest) String() string {
 func (*VerifyRequest) ProtoMessage() {}
 
 func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[0]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -87,7 +342,7 @@ func (x *VerifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyRequest.ProtoReflect.Descriptor instead.
 func (*VerifyRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{0}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *VerifyRequest) GetPolicyHash() string {
@@ -170,7 +425,7 @@ type RegistryCredential struct {
 
 func (x *RegistryCredential) Reset() {
 	*x = RegistryCredential{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -182,7 +437,7 @@ func (x *RegistryCredential) String() string {
 func (*RegistryCredential) ProtoMessage() {}
 
 func (x *RegistryCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[1]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -195,7 +450,7 @@ func (x *RegistryCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryCredential.ProtoReflect.Descriptor instead.
 func (*RegistryCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{1}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RegistryCredential) GetUsername() string {
@@ -243,7 +498,7 @@ type VerifyResponse struct {
 
 func (x *VerifyResponse) Reset() {
 	*x = VerifyResponse{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -255,7 +510,7 @@ func (x *VerifyResponse) String() string {
 func (*VerifyResponse) ProtoMessage() {}
 
 func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[2]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -268,7 +523,7 @@ func (x *VerifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResponse.ProtoReflect.Descriptor instead.
 func (*VerifyResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{2}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *VerifyResponse) GetPolicyHash() string {
@@ -332,7 +587,7 @@ type VerifyResult struct {
 
 func (x *VerifyResult) Reset() {
 	*x = VerifyResult{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[3]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -344,7 +599,7 @@ func (x *VerifyResult) String() string {
 func (*VerifyResult) ProtoMessage() {}
 
 func (x *VerifyResult) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[3]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -357,7 +612,7 @@ func (x *VerifyResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyResult.ProtoReflect.Descriptor instead.
 func (*VerifyResult) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{3}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *VerifyResult) GetRequirement() string {
@@ -443,7 +698,7 @@ type Attestation struct {
 
 func (x *Attestation) Reset() {
 	*x = Attestation{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -455,7 +710,7 @@ func (x *Attestation) String() string {
 func (*Attestation) ProtoMessage() {}
 
 func (x *Attestation) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -468,7 +723,7 @@ func (x *Attestation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attestation.ProtoReflect.Descriptor instead.
 func (*Attestation) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{4}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Attestation) GetPredicateType() string {
@@ -512,7 +767,7 @@ type FoundSignature struct {
 
 func (x *FoundSignature) Reset() {
 	*x = FoundSignature{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -524,7 +779,7 @@ func (x *FoundSignature) String() string {
 func (*FoundSignature) ProtoMessage() {}
 
 func (x *FoundSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -537,7 +792,7 @@ func (x *FoundSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FoundSignature.ProtoReflect.Descriptor instead.
 func (*FoundSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{5}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FoundSignature) GetRepository() string {
@@ -624,7 +879,7 @@ type ReviewRequest struct {
 
 func (x *ReviewRequest) Reset() {
 	*x = ReviewRequest{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -636,7 +891,7 @@ func (x *ReviewRequest) String() string {
 func (*ReviewRequest) ProtoMessage() {}
 
 func (x *ReviewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -649,7 +904,7 @@ func (x *ReviewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewRequest.ProtoReflect.Descriptor instead.
 func (*ReviewRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{6}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReviewRequest) GetPolicyHash() string {
@@ -701,7 +956,7 @@ type ReviewResponse struct {
 
 func (x *ReviewResponse) Reset() {
 	*x = ReviewResponse{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +968,7 @@ func (x *ReviewResponse) String() string {
 func (*ReviewResponse) ProtoMessage() {}
 
 func (x *ReviewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +981,7 @@ func (x *ReviewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewResponse.ProtoReflect.Descriptor instead.
 func (*ReviewResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{7}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReviewResponse) GetPolicyHash() string {
@@ -770,7 +1025,7 @@ type ReviewResult struct {
 
 func (x *ReviewResult) Reset() {
 	*x = ReviewResult{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[8]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +1037,7 @@ func (x *ReviewResult) String() string {
 func (*ReviewResult) ProtoMessage() {}
 
 func (x *ReviewResult) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[8]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +1050,7 @@ func (x *ReviewResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewResult.ProtoReflect.Descriptor instead.
 func (*ReviewResult) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{8}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReviewResult) GetBackend() string {
@@ -865,7 +1120,32 @@ var File_pullgate_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xea\x02\n" +
+	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdd\x01\n" +
+	"\fAdmitRequest\x12\x1f\n" +
+	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
+	"policyHash\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03pod\x18\x04 \x01(\fR\x03pod\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\x12\x14\n" +
+	"\x05hooks\x18\x06 \x03(\tR\x05hooks\x12\x17\n" +
+	"\adry_run\x18\a \x01(\bR\x06dryRun\x12%\n" +
+	"\x0eunknown_fields\x18\b \x03(\tR\runknownFields\"j\n" +
+	"\rAdmitResponse\x12\x1f\n" +
+	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
+	"policyHash\x128\n" +
+	"\aresults\x18\x02 \x03(\v2\x1e.pullgate.policy.v1.HookResultR\aresults\"\xcb\x02\n" +
+	"\n" +
+	"HookResult\x12\x12\n" +
+	"\x04hook\x18\x01 \x01(\tR\x04hook\x12\x18\n" +
+	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
+	"\x06failed\x18\x04 \x01(\bR\x06failed\x12a\n" +
+	"\x11audit_annotations\x18\x05 \x03(\v24.pullgate.policy.v1.HookResult.AuditAnnotationsEntryR\x10auditAnnotations\x125\n" +
+	"\bduration\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bduration\x1aC\n" +
+	"\x15AuditAnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xea\x02\n" +
 	"\rVerifyRequest\x12\x1f\n" +
 	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
 	"policyHash\x12!\n" +
@@ -951,10 +1231,11 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\bduration\x18\t \x01(\v2\x19.google.protobuf.DurationR\bduration\x1aC\n" +
 	"\x15AuditAnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\xaa\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\xf8\x01\n" +
 	"\x06Policy\x12O\n" +
 	"\x06Review\x12!.pullgate.policy.v1.ReviewRequest\x1a\".pullgate.policy.v1.ReviewResponse\x12O\n" +
-	"\x06Verify\x12!.pullgate.policy.v1.VerifyRequest\x1a\".pullgate.policy.v1.VerifyResponseB@Z>github.com/pullgate/pullgate/proto/pullgate/policy/v1;policyv1b\x06proto3"
+	"\x06Verify\x12!.pullgate.policy.v1.VerifyRequest\x1a\".pullgate.policy.v1.VerifyResponse\x12L\n" +
+	"\x05Admit\x12 .pullgate.policy.v1.AdmitRequest\x1a!.pullgate.policy.v1.AdmitResponseB@Z>github.com/pullgate/pullgate/proto/pullgate/policy/v1;policyv1b\x06proto3"
 
 var (
 	file_pullgate_policy_v1_policy_proto_rawDescOnce sync.Once
@@ -968,41 +1249,50 @@ func file_pullgate_policy_v1_policy_proto_rawDescGZIP() []byte {
 	return file_pullgate_policy_v1_policy_proto_rawDescData
 }
 
-var file_pullgate_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_pullgate_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_pullgate_policy_v1_policy_proto_goTypes = []any{
-	(*VerifyRequest)(nil),         // 0: pullgate.policy.v1.VerifyRequest
-	(*RegistryCredential)(nil),    // 1: pullgate.policy.v1.RegistryCredential
-	(*VerifyResponse)(nil),        // 2: pullgate.policy.v1.VerifyResponse
-	(*VerifyResult)(nil),          // 3: pullgate.policy.v1.VerifyResult
-	(*Attestation)(nil),           // 4: pullgate.policy.v1.Attestation
-	(*FoundSignature)(nil),        // 5: pullgate.policy.v1.FoundSignature
-	(*ReviewRequest)(nil),         // 6: pullgate.policy.v1.ReviewRequest
-	(*ReviewResponse)(nil),        // 7: pullgate.policy.v1.ReviewResponse
-	(*ReviewResult)(nil),          // 8: pullgate.policy.v1.ReviewResult
-	nil,                           // 9: pullgate.policy.v1.ReviewRequest.AnnotationsEntry
-	nil,                           // 10: pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(*AdmitRequest)(nil),          // 0: pullgate.policy.v1.AdmitRequest
+	(*AdmitResponse)(nil),         // 1: pullgate.policy.v1.AdmitResponse
+	(*HookResult)(nil),            // 2: pullgate.policy.v1.HookResult
+	(*VerifyRequest)(nil),         // 3: pullgate.policy.v1.VerifyRequest
+	(*RegistryCredential)(nil),    // 4: pullgate.policy.v1.RegistryCredential
+	(*VerifyResponse)(nil),        // 5: pullgate.policy.v1.VerifyResponse
+	(*VerifyResult)(nil),          // 6: pullgate.policy.v1.VerifyResult
+	(*Attestation)(nil),           // 7: pullgate.policy.v1.Attestation
+	(*FoundSignature)(nil),        // 8: pullgate.policy.v1.FoundSignature
+	(*ReviewRequest)(nil),         // 9: pullgate.policy.v1.ReviewRequest
+	(*ReviewResponse)(nil),        // 10: pullgate.policy.v1.ReviewResponse
+	(*ReviewResult)(nil),          // 11: pullgate.policy.v1.ReviewResult
+	nil,                           // 12: pullgate.policy.v1.HookResult.AuditAnnotationsEntry
+	nil,                           // 13: pullgate.policy.v1.ReviewRequest.AnnotationsEntry
+	nil,                           // 14: pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
+	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_pullgate_policy_v1_policy_proto_depIdxs = []int32{
-	1,  // 0: pullgate.policy.v1.VerifyRequest.credential:type_name -> pullgate.policy.v1.RegistryCredential
-	3,  // 1: pullgate.policy.v1.VerifyResponse.results:type_name -> pullgate.policy.v1.VerifyResult
-	5,  // 2: pullgate.policy.v1.VerifyResponse.signatures:type_name -> pullgate.policy.v1.FoundSignature
-	4,  // 3: pullgate.policy.v1.VerifyResult.attestations:type_name -> pullgate.policy.v1.Attestation
-	11, // 4: pullgate.policy.v1.VerifyResult.until:type_name -> google.protobuf.Timestamp
-	9,  // 5: pullgate.policy.v1.ReviewRequest.annotations:type_name -> pullgate.policy.v1.ReviewRequest.AnnotationsEntry
-	8,  // 6: pullgate.policy.v1.ReviewResponse.results:type_name -> pullgate.policy.v1.ReviewResult
-	10, // 7: pullgate.policy.v1.ReviewResult.audit_annotations:type_name -> pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
-	12, // 8: pullgate.policy.v1.ReviewResult.duration:type_name -> google.protobuf.Duration
-	6,  // 9: pullgate.policy.v1.Policy.Review:input_type -> pullgate.policy.v1.ReviewRequest
-	0,  // 10: pullgate.policy.v1.Policy.Verify:input_type -> pullgate.policy.v1.VerifyRequest
-	7,  // 11: pullgate.policy.v1.Policy.Review:output_type -> pullgate.policy.v1.ReviewResponse
-	2,  // 12: pullgate.policy.v1.Policy.Verify:output_type -> pullgate.policy.v1.VerifyResponse
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	2,  // 0: pullgate.policy.v1.AdmitResponse.results:type_name -> pullgate.policy.v1.HookResult
+	12, // 1: pullgate.policy.v1.HookResult.audit_annotations:type_name -> pullgate.policy.v1.HookResult.AuditAnnotationsEntry
+	15, // 2: pullgate.policy.v1.HookResult.duration:type_name -> google.protobuf.Duration
+	4,  // 3: pullgate.policy.v1.VerifyRequest.credential:type_name -> pullgate.policy.v1.RegistryCredential
+	6,  // 4: pullgate.policy.v1.VerifyResponse.results:type_name -> pullgate.policy.v1.VerifyResult
+	8,  // 5: pullgate.policy.v1.VerifyResponse.signatures:type_name -> pullgate.policy.v1.FoundSignature
+	7,  // 6: pullgate.policy.v1.VerifyResult.attestations:type_name -> pullgate.policy.v1.Attestation
+	16, // 7: pullgate.policy.v1.VerifyResult.until:type_name -> google.protobuf.Timestamp
+	13, // 8: pullgate.policy.v1.ReviewRequest.annotations:type_name -> pullgate.policy.v1.ReviewRequest.AnnotationsEntry
+	11, // 9: pullgate.policy.v1.ReviewResponse.results:type_name -> pullgate.policy.v1.ReviewResult
+	14, // 10: pullgate.policy.v1.ReviewResult.audit_annotations:type_name -> pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
+	15, // 11: pullgate.policy.v1.ReviewResult.duration:type_name -> google.protobuf.Duration
+	9,  // 12: pullgate.policy.v1.Policy.Review:input_type -> pullgate.policy.v1.ReviewRequest
+	3,  // 13: pullgate.policy.v1.Policy.Verify:input_type -> pullgate.policy.v1.VerifyRequest
+	0,  // 14: pullgate.policy.v1.Policy.Admit:input_type -> pullgate.policy.v1.AdmitRequest
+	10, // 15: pullgate.policy.v1.Policy.Review:output_type -> pullgate.policy.v1.ReviewResponse
+	5,  // 16: pullgate.policy.v1.Policy.Verify:output_type -> pullgate.policy.v1.VerifyResponse
+	1,  // 17: pullgate.policy.v1.Policy.Admit:output_type -> pullgate.policy.v1.AdmitResponse
+	15, // [15:18] is the sub-list for method output_type
+	12, // [12:15] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_policy_v1_policy_proto_init() }
@@ -1016,7 +1306,7 @@ func file_pullgate_policy_v1_policy_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_policy_v1_policy_proto_rawDesc), len(file_pullgate_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

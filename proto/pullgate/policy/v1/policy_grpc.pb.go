@@ -29,6 +29,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Policy_Review_FullMethodName = "/pullgate.policy.v1.Policy/Review"
 	Policy_Verify_FullMethodName = "/pullgate.policy.v1.Policy/Verify"
+	Policy_Admit_FullMethodName  = "/pullgate.policy.v1.Policy/Admit"
 )
 
 // PolicyClient is the client API for Policy service.
@@ -56,6 +57,12 @@ type PolicyClient interface {
 	// reading them again. RESOURCE_EXHAUSTED: too many verifications at the same time. UNIMPLEMENTED: this version
 	// verifies no signatures.
 	Verify(ctx context.Context, in *VerifyRequest, opts ...grpc.CallOption) (*VerifyResponse, error)
+	// Admit asks hooks of the policy folder whether a pod may have a sandbox or a container. Nothing is cached.
+	//
+	// INVALID_ARGUMENT: no policy hash, no namespace, no pod, or a hook that the policy files of the hash do not have at
+	// the node. FAILED_PRECONDITION: pullgate-policyd has other policy files than those of the hash, also after reading
+	// them again. UNIMPLEMENTED: this version asks no hooks.
+	Admit(ctx context.Context, in *AdmitRequest, opts ...grpc.CallOption) (*AdmitResponse, error)
 }
 
 type policyClient struct {
@@ -80,6 +87,16 @@ func (c *policyClient) Verify(ctx context.Context, in *VerifyRequest, opts ...gr
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(VerifyResponse)
 	err := c.cc.Invoke(ctx, Policy_Verify_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *policyClient) Admit(ctx context.Context, in *AdmitRequest, opts ...grpc.CallOption) (*AdmitResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AdmitResponse)
+	err := c.cc.Invoke(ctx, Policy_Admit_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +128,12 @@ type PolicyServer interface {
 	// reading them again. RESOURCE_EXHAUSTED: too many verifications at the same time. UNIMPLEMENTED: this version
 	// verifies no signatures.
 	Verify(context.Context, *VerifyRequest) (*VerifyResponse, error)
+	// Admit asks hooks of the policy folder whether a pod may have a sandbox or a container. Nothing is cached.
+	//
+	// INVALID_ARGUMENT: no policy hash, no namespace, no pod, or a hook that the policy files of the hash do not have at
+	// the node. FAILED_PRECONDITION: pullgate-policyd has other policy files than those of the hash, also after reading
+	// them again. UNIMPLEMENTED: this version asks no hooks.
+	Admit(context.Context, *AdmitRequest) (*AdmitResponse, error)
 	mustEmbedUnimplementedPolicyServer()
 }
 
@@ -126,6 +149,9 @@ func (UnimplementedPolicyServer) Review(context.Context, *ReviewRequest) (*Revie
 }
 func (UnimplementedPolicyServer) Verify(context.Context, *VerifyRequest) (*VerifyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Verify not implemented")
+}
+func (UnimplementedPolicyServer) Admit(context.Context, *AdmitRequest) (*AdmitResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Admit not implemented")
 }
 func (UnimplementedPolicyServer) mustEmbedUnimplementedPolicyServer() {}
 func (UnimplementedPolicyServer) testEmbeddedByValue()                {}
@@ -184,6 +210,24 @@ func _Policy_Verify_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Policy_Admit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdmitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PolicyServer).Admit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Policy_Admit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PolicyServer).Admit(ctx, req.(*AdmitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Policy_ServiceDesc is the grpc.ServiceDesc for Policy service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -198,6 +242,10 @@ var Policy_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Verify",
 			Handler:    _Policy_Verify_Handler,
+		},
+		{
+			MethodName: "Admit",
+			Handler:    _Policy_Admit_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

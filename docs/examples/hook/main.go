@@ -1,0 +1,64 @@
+// Command hook is a hook: it denies containers with an image of a vendor, unless the label licence of the pod is a line
+// of the file licences.txt.
+package main
+
+import (
+	"encoding/json"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+type admissionReview struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Request    *struct {
+		UID    string `json:"uid"`
+		Object struct {
+			Metadata struct{ Labels, Annotations map[string]string }
+			Spec     struct{ Containers, InitContainers, EphemeralContainers []struct{ Image string } }
+		} `json:"object"`
+	} `json:"request,omitempty"`
+	Response *response `json:"response,omitempty"`
+}
+
+type response struct {
+	UID     string            `json:"uid"`
+	Allowed bool              `json:"allowed"`
+	Status  map[string]string `json:"status,omitempty"`
+}
+
+func review(w http.ResponseWriter, r *http.Request) {
+	var review admissionReview
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 8<<20)).Decode(&review)
+	licences, fileErr := os.ReadFile("licences.txt")
+	if err != nil || fileErr != nil || review.Request == nil {
+		http.Error(w, "not an AdmissionReview, or no licences.txt", http.StatusBadRequest) // a failure
+		return
+	}
+	pod := review.Request.Object
+	review.Response, review.Request = &response{UID: review.Request.UID, Allowed: true}, nil
+	unknown := strings.Split(pod.Metadata.Annotations["policy.pullgate.dev/unknown-fields"], ",")
+	licence, known := pod.Metadata.Labels["licence"], !slices.Contains(unknown, "metadata.labels")
+	for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers, pod.Spec.EphemeralContainers) {
+		needed := c.Image == "" || strings.HasPrefix(c.Image, "registry.example/vendor/") // "" is not known
+		if needed && (!known || licence == "" || !slices.Contains(strings.Fields(string(licences)), licence)) {
+			review.Response.Allowed = false
+			review.Response.Status = map[string]string{"message": c.Image + " needs a licence in the label licence"}
+		}
+	}
+	_ = json.NewEncoder(w).Encode(review)
+}
+
+func main() {
+	socket, err := net.Listen("unix", os.Getenv("LISTEN"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(review), ReadTimeout: 10 * time.Second}
+	log.Fatal(server.Serve(socket))
+}
