@@ -2,6 +2,7 @@ package gate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -279,12 +280,16 @@ func (g *Gate) view(
 	pod, container = c.criView()
 	pod = c.policies.identified(pod, c.pod)
 	// The API server has only copies of static pods, and does not describe what a checkpoint has.
-	if c.policies.Views != nil && !c.pod.Static && !c.undescribed {
+	source := c.policies.Views != nil && !c.pod.Static
+	if source && !c.undescribed {
 		pod, container, others = g.merge(ctx, c, pod, container)
 	}
 	// A kubelet always sends the pod's name for the image.
 	if container != nil && (c.substituted() || c.container.GetImage().GetUserSpecifiedImage() == "") {
-		container.Image, pod.Object = admission.Value[string]{}, nil
+		container.Image = admission.Value[string]{}
+		if source {
+			pod.Object = errOtherImage
+		}
 	}
 	return pod, container, others
 }
@@ -310,8 +315,9 @@ func (c *candidate) criView() (admission.Pod, *admission.Container) {
 func (g *Gate) merge(
 	ctx context.Context, c *candidate, pod admission.Pod, container *admission.Container,
 ) (admission.Pod, *admission.Container, []admission.Container) {
-	api, containers, ok := c.policies.Views.View(ctx, c.pod.UID)
+	api, containers, ok := c.policies.apiView(ctx, c.pod.UID)
 	if !ok {
+		pod.Object = api.Object
 		return pod, container, nil
 	}
 	same, others := split(containers, container)
@@ -324,6 +330,22 @@ func (g *Gate) merge(
 		}
 	}
 	return pod, container, others
+}
+
+// Why there is no Pod for hooks, although there is a pod source.
+var (
+	errNoObject   = errors.New("the Pod of the API server is not known yet")
+	errOtherImage = errors.New("the Pod of the API server does not say which image the container has")
+)
+
+// apiView returns the view of the pod source, which a must have.
+func (a *Admission) apiView(ctx context.Context, uid string) (
+	pod admission.Pod, containers []admission.Container, ok bool,
+) {
+	if pod, containers, ok = a.Views.View(ctx, uid); pod.Object == nil {
+		pod.Object = errNoObject
+	}
+	return pod, containers, ok
 }
 
 func split(
@@ -362,10 +384,10 @@ func (g *Gate) ExplainPolicies(
 		known []admission.Container
 	)
 	if a.Views != nil && who.UID != "" && !who.Static { // as in view
-		api, known, _ = a.Views.View(ctx, who.UID)
+		api, known, _ = a.apiView(ctx, who.UID)
 	}
 	explain := func(container *admission.Container) admission.Explanation {
-		s := admission.Subject{Stage: admission.StageSandbox, Offline: !ask}
+		s := admission.Subject{Stage: admission.StageSandbox, Offline: !ask, DryRun: true}
 		_, s.Containers = split(known, container)
 		if container != nil {
 			s.Stage, s.Image = admission.StageContainer, image

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -26,6 +28,7 @@ const (
 	maxUses    = 1000        // how many uses of images by one pod are kept
 	maxSecrets = 100         // how many pull secrets of one pod are read
 	maxObject  = 256 << 10   // bytes of a pod that is kept whole: a tenant chooses its size
+	maxObjects = 64 << 20    // bytes of all of them
 	kubeletLag = time.Minute // how long after a change a kubelet may still have the previous state of a pod
 	// mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
 	mirrorAnnotation = corev1.MirrorPodAnnotationKey
@@ -146,7 +149,15 @@ func hash(annotations map[string]string) [sha256.Size]byte {
 type view struct {
 	pod        admission.Pod
 	containers []admission.Container
+	size       int // of pod.Object; 0 if it is an error
 }
+
+// Why a pod is not kept whole.
+var (
+	errEnded    = errors.New("the pod has ended")
+	errTooLarge = fmt.Errorf("the Pod of the API server has more than %d KiB", maxObject>>10)
+	errNoRoom   = fmt.Errorf("the Pods of the API server on this node have more than %d MiB", maxObjects>>20)
+)
 
 // ReviewAnnotations is the field admission.Pod.ReviewAnnotations for KeepFields.
 const ReviewAnnotations = "reviewAnnotations"
@@ -194,7 +205,8 @@ func (s *Source) untilRelist(ctx context.Context) (context.Context, context.Canc
 	return ctx, cancel
 }
 
-func viewOf(p *corev1.Pod, fields []string) *view {
+// viewOf returns a view. room is how large a pod may be to be kept whole.
+func viewOf(p *corev1.Pod, fields []string, ended bool, room int) *view {
 	if len(fields) == 0 {
 		return nil
 	}
@@ -208,8 +220,18 @@ func viewOf(p *corev1.Pod, fields []string) *view {
 	if slices.Contains(fields, ReviewAnnotations) {
 		v.pod.ReviewAnnotations = pod.ReviewAnnotations
 	}
-	if slices.Contains(fields, Object) && p.Size() <= maxObject {
-		v.pod.Object = p
+	if !slices.Contains(fields, Object) {
+		return v
+	}
+	switch size := p.Size(); {
+	case ended:
+		v.pod.Object = errEnded
+	case size > maxObject:
+		v.pod.Object = errTooLarge
+	case size > room:
+		v.pod.Object = errNoRoom
+	default:
+		v.pod.Object, v.size = p, size
 	}
 	return v
 }

@@ -50,6 +50,7 @@ type Source struct {
 	byKey   map[key]*Pod // by namespace and name
 	byUID   map[string]*Pod
 	named   map[key]int        // how many pods name a Secret
+	objects int                // bytes of all pods that are kept whole
 	relist  context.CancelFunc // has the pods listed again; nil before the first list
 	arrived chan struct{}      // closed and replaced when a pod is added or changed
 	up      bool               // the pods have been listed and are being watched

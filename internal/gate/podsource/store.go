@@ -35,8 +35,8 @@ func (s store) put(api *corev1.Pod, listed bool) {
 	if _, mirror := api.Annotations[mirrorAnnotation]; !mirror {
 		p = podOf(api)
 		p.from = s.secrets
-		p.view = viewOf(api, s.kept())
 		old := s.byKey[at] // without the lock: only the reflector changes it
+		p.view = viewOf(api, s.kept(), p.ended, maxObjects-s.objects+old.size())
 		// Before the pod can be found, and not for a change of its status: most changes are of the status.
 		if old == nil || old.Pod != p.Pod || !slices.Equal(old.secrets, p.secrets) {
 			s.secrets.need(p.secrets)
@@ -55,6 +55,7 @@ func (s store) put(api *corev1.Pod, listed bool) {
 func (s store) set(at key, p *Pod) {
 	var unnamed []key // the Secrets that no pod names any more
 	s.mu.Lock()
+	s.objects += p.size() - s.byKey[at].size()
 	if p != nil {
 		for _, name := range p.secrets {
 			s.named[name]++
@@ -77,6 +78,14 @@ func (s store) set(at key, p *Pod) {
 	}
 	s.mu.Unlock()
 	s.secrets.forget(unnamed)
+}
+
+// size returns how many bytes of the pod are kept whole.
+func (p *Pod) size() int {
+	if p == nil || p.view == nil {
+		return 0
+	}
+	return p.view.size
 }
 
 // Update does what Add does.

@@ -33,7 +33,7 @@ func somePod() *corev1.Pod {
 
 // Each field that the pod source can have is in the view if a policy uses it, and no other one is.
 func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
-	least := viewOf(somePod(), []string{"spec.metadata.name"})
+	least := viewOf(somePod(), []string{"spec.metadata.name"}, false, maxObjects)
 	want := &view{
 		pod: admission.Pod{UID: "1", Namespace: "team-a", Name: "web"},
 		containers: []admission.Container{
@@ -49,11 +49,11 @@ func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
 		if f.PodSource == restriction.Never || always[f.Path] {
 			continue
 		}
-		if got := viewOf(somePod(), []string{f.Path}); reflect.DeepEqual(got, least) {
+		if got := viewOf(somePod(), []string{f.Path}, false, maxObjects); reflect.DeepEqual(got, least) {
 			t.Errorf("%s is not in the view of a pod for a policy that restricts it", f.Path)
 		}
 	}
-	if viewOf(somePod(), nil) != nil {
+	if viewOf(somePod(), nil, false, maxObjects) != nil {
 		t.Error("there is a view although no policy uses a field")
 	}
 }
@@ -104,7 +104,7 @@ func TestViewsAreSmall(t *testing.T) {
 					corev1.VolumeMount{Name: name, MountPath: "/mnt/" + name})
 				p.Spec.InitContainers[0].VolumeMounts = p.Spec.Containers[0].VolumeMounts
 			}
-			views[i] = viewOf(p, fields)
+			views[i] = viewOf(p, fields, false, maxObjects)
 		}
 		var m runtime.MemStats
 		runtime.GC()
@@ -124,14 +124,69 @@ func TestViewsAreSmall(t *testing.T) {
 // The object is kept only for hooks, and only if it is not large: a tenant chooses its size.
 func TestViewHasTheObjectForHooks(t *testing.T) {
 	p := somePod()
-	if v := viewOf(p, []string{Object}); v.pod.Object != p {
+	fields := []string{Object}
+	size := p.Size()
+	if v := viewOf(p, fields, false, size); v.pod.Object != p || v.size != size {
 		t.Errorf("the object is %v; want the pod", v.pod.Object)
 	}
-	if v := viewOf(p, []string{"spec.metadata.name"}); v.pod.Object != nil {
+	if v := viewOf(p, []string{"spec.metadata.name"}, false, size); v.pod.Object != nil || v.size != 0 {
 		t.Error("the object is kept without a hook")
 	}
+	for want, v := range map[error]*view{
+		errEnded: viewOf(p, fields, true, size), errNoRoom: viewOf(p, fields, false, size-1),
+	} {
+		if v.pod.Object != want || v.size != 0 {
+			t.Errorf("the object is %v; want %v", v.pod.Object, want)
+		}
+	}
 	p.Annotations["large"] = strings.Repeat("x", maxObject)
-	if v := viewOf(p, []string{Object}); v.pod.Object != nil {
-		t.Error("a large object is kept")
+	if v := viewOf(p, fields, false, maxObjects); v.pod.Object != errTooLarge || v.size != 0 {
+		t.Errorf("the object of a large pod is %v", v.pod.Object)
+	}
+}
+
+// Pods that are kept whole have at most 64 MiB together, whatever comes and goes.
+func TestObjectsAreBounded(t *testing.T) {
+	s := testkit.Value(New(Options{Kubeconfig: "/none", NodeName: "n"}))(t)
+	s.KeepFields([]string{Object})
+	put := func(n int, phase corev1.PodPhase) {
+		p := somePod()
+		p.Name, p.UID, p.Status.Phase = fmt.Sprint("p-", n), types.UID(fmt.Sprint(n)), phase
+		p.Annotations["large"] = strings.Repeat("x", maxObject-8<<10)
+		testkit.Must(t, (store{s}).Add(p))
+	}
+	whole := func() (n int) {
+		for _, p := range s.byKey {
+			if _, ok := p.view.pod.Object.(*corev1.Pod); ok {
+				n++
+			}
+		}
+		if s.objects > maxObjects || (n == 0) != (s.objects == 0) {
+			t.Errorf("%d pods are kept whole with %d bytes", n, s.objects)
+		}
+		return n
+	}
+	for range 2 {
+		for n := range 300 {
+			put(n, corev1.PodRunning)
+		}
+		if n := whole(); n < 255 || n > 270 {
+			t.Errorf("%d pods are kept whole", n)
+		}
+	}
+	for n := range 200 {
+		put(n, corev1.PodSucceeded)
+	}
+	for n := range 300 {
+		if n >= 250 {
+			put(n, corev1.PodRunning)
+		}
+	}
+	if n := whole(); n != 100 {
+		t.Errorf("%d pods are kept whole after others have ended; want 100", n)
+	}
+	testkit.Must(t, (store{s}).Replace(nil, ""))
+	if n := whole(); n != 0 {
+		t.Errorf("%d pods are kept whole; want none", n)
 	}
 }

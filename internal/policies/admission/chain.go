@@ -146,7 +146,9 @@ func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Deci
 	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
 		return r.exempted(e)
 	}
-	denies := func(f Finding) bool { return f.Answer != Admit && f.Reason != ValidatorFailed }
+	before.All, edited.All = true, true
+	noAnswer := []Reason{ValidatorFailed, HookUnavailable, ReviewUnavailable}
+	denies := func(f Finding) bool { return f.Answer != Admit && !slices.Contains(noAnswer, f.Reason) }
 	unmet := c.askAll(ctx, r, r.Validators, before)
 	return r.decision(slices.DeleteFunc(c.askAll(ctx, r, r.Validators, edited), func(f Finding) bool {
 		return denies(f) && slices.ContainsFunc(unmet, func(b Finding) bool {

@@ -468,12 +468,18 @@ func TestEvaluateEdited(t *testing.T) {
 	listed := validator(func(_ context.Context, s admission.Subject) []admission.Finding {
 		annotations, _ := s.Pod.Annotations.Get()
 		found := []admission.Finding{admit}
-		for rule := range annotations {
+		for rule, value := range annotations {
 			if rule == "panic" {
 				panic("defect")
 			}
 			f := deny
 			f.Rule = rule
+			if value != "x" {
+				f.Reason = admission.Reason(value)
+			}
+			if !s.All {
+				t.Error("not all findings are demanded")
+			}
 			found = append(found, f)
 		}
 		return found
@@ -488,10 +494,20 @@ func TestEvaluateEdited(t *testing.T) {
 		s.Pod.Annotations = admission.Set(annotations)
 		return s
 	}
+	unasked := func(r admission.Reason) admission.Subject {
+		s := with("a")
+		s.Pod.Annotations = admission.Set(map[string]string{"a": string(r)})
+		return s
+	}
 	for name, tc := range map[string]struct {
 		before, edited admission.Subject
 		want           admission.Answer
 	}{
+		"no hook answers about before":    {unasked(admission.HookUnavailable), with("a"), admission.Deny},
+		"no backend answers about before": {unasked(admission.ReviewUnavailable), with("a"), admission.Deny},
+		"no hook answers": {
+			unasked(admission.HookUnavailable), unasked(admission.HookUnavailable), admission.Deny,
+		},
 		"nothing is violated":             {with(), with(), admission.Admit},
 		"nothing else is violated":        {with("a", "b"), with("a"), admission.Admit},
 		"another rule is violated":        {with("a"), with("a", "b"), admission.Deny},

@@ -59,6 +59,10 @@ type Subject struct {
 	AssumeUnknown bool
 	// Offline forbids validators to use the network. One that would has findings with the reason NotAsked.
 	Offline bool
+	// DryRun says that the pod is not started, whatever is decided.
+	DryRun bool
+	// All demands the findings of all rules, also after one that denies.
+	All bool
 }
 
 // An Image is the image of a container as it is on the node. The zero value is an unknown image.

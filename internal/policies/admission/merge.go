@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"fmt"
 	"maps"
 	"path"
 	"reflect"
@@ -20,15 +21,30 @@ func Merge(cri, api Pod, container, apiContainer *Container) (pod Pod, merged *C
 		}
 		merged = &c
 	}
-	if len(m.conflicts) > 0 || container != nil && apiContainer == nil {
-		pod.Object = nil
+	if _, unusable := pod.Object.(error); !unusable && pod.Object != nil {
+		switch {
+		case container != nil && apiContainer == nil:
+			pod.Object = fmt.Errorf("the Pod of the API server does not have container %.63q yet", container.Name)
+		case m.other != "":
+			pod.Object = fmt.Errorf("the kubelet and the API server differ about %s of the pod", m.other)
+		}
 	}
 	return pod, merged, m.conflicts
 }
 
-type merger struct{ conflicts []string }
+type merger struct {
+	conflicts []string
+	other     string // one because of which the Pod of the API is not what runs; "" if there is none
+}
 
 func (m *merger) conflict(field string) {
+	m.note(field)
+	if !slices.Contains([]string{"labels", "annotations", "image"}, field) { // a user can edit these at any time
+		m.other = field
+	}
+}
+
+func (m *merger) note(field string) {
 	if !slices.Contains(m.conflicts, field) {
 		m.conflicts = append(m.conflicts, field)
 	}
@@ -123,6 +139,8 @@ func (m *merger) mounts(cri, api Value[[]Mount]) Value[[]Mount] {
 		switch clean := path.Clean(all[i].Path); {
 		case len(declared[clean]) == 1 && at[clean] == 1:
 			all[i] = m.mount(all[i], declared[clean][0])
+		case len(declared[clean]) == at[clean]: // only their order is unknown
+			m.note("volumeType")
 		case len(declared[clean]) > 0:
 			m.conflict("volumeType")
 		}

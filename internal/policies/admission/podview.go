@@ -27,7 +27,8 @@ type Pod struct {
 	AutomountServiceAccountToken                         Value[bool]
 	// Volumes are all volumes of the pod, also those that no container mounts.
 	Volumes Value[[]Volume]
-	// Object is the *Pod of the API server, whole; nil if it is unknown, or differs from what runs.
+	// Object is the *Pod of the API server, whole, which can have other labels, annotations and another image than what
+	// runs; an error if there is none that can be used; nil without a source for the pod.
 	Object any
 }
 

@@ -37,6 +37,7 @@ type program struct {
 	// known about an image, readsClock that they read the clock.
 	payloads               []string
 	readsImage, readsClock bool
+	reads                  []string // the paths of the fields of the pod, if from.Known is not nil
 }
 
 type compiledExpression struct {

@@ -18,6 +18,7 @@ func (c *celCompiler) readsKnown(e requirement.Expression, root ast.Expr) {
 	}
 	var unknown []string
 	c.paths(root, map[string]string{"object": ""}, func(path string) {
+		c.reads = append(c.reads, path)
 		if !slices.ContainsFunc(c.from.Known, func(known string) bool {
 			return path == known || strings.HasPrefix(path, known+".") || strings.HasPrefix(path, known+"[")
 		}) {
@@ -29,6 +30,18 @@ func (c *celCompiler) readsKnown(e requirement.Expression, root ast.Expr) {
 			"policy.pullgate.dev/at: Admission, or have the hook judge it", strings.Join(unknown, ", "),
 			strings.Join(c.from.Known, ", ")))
 	}
+}
+
+// Needs reports whether the conditions read a field that is not known, by the paths of those. A list of which an
+// element is known has paths of fields of the element, too.
+func (c *Compiled) Needs(unknown []string) bool {
+	return slices.ContainsFunc(c.program.reads, func(path string) bool {
+		return slices.ContainsFunc(unknown, func(u string) bool {
+			rest, covered := strings.CutPrefix(path, u)
+			return covered && (rest == "" || rest[0] == '.' || rest[0] == '[' &&
+				!slices.ContainsFunc(unknown, func(other string) bool { return strings.HasPrefix(other, u+"[*].") }))
+		})
+	})
 }
 
 // paths calls use with the paths of the fields that an expression reads, as longest ones. vars has the paths of

@@ -2,6 +2,7 @@ package podfile
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -10,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -26,16 +28,23 @@ const (
 // known. In the latter, a field that is unknown is left out, and its path is in unknown and in UnknownAnnotation.
 func ForHook(s *admission.Subject, stage, node string) (data []byte, unknown []string, err error) {
 	var pod corev1.Pod
-	if whole, ok := s.Pod.Object.(*corev1.Pod); ok {
-		pod = *whole
-	} else {
+	sparse := false
+	switch whole := s.Pod.Object.(type) {
+	case *corev1.Pod:
+		pod = wholeOf(whole, s)
+	case error:
+		return nil, nil, whole
+	default:
 		p := partial{known: map[string]bool{}, expanded: map[string]reflect.Type{
 			"metadata": reflect.TypeFor[metav1.ObjectMeta](), "spec": reflect.TypeFor[corev1.PodSpec](),
 			"spec.securityContext": reflect.TypeFor[corev1.PodSecurityContext](),
 		}}
+		sparse = true
 		p.pod(&pod, &s.Pod, node)
 		if s.Container != nil {
-			p.container(&pod.Spec, s.Container)
+			if p.container(&pod.Spec, s.Container); nothingKnown(s) {
+				return nil, nil, errors.New("neither the labels of the pod nor the image of the container is known")
+			}
 		}
 		unknown = p.unknown()
 	}
@@ -50,8 +59,68 @@ func ForHook(s *admission.Subject, stage, node string) (data []byte, unknown []s
 		pod.Annotations[ContainerAnnotation] = s.Container.Name
 	}
 	pod.Annotations[UnknownAnnotation] = strings.Join(unknown, ",")
-	data, err = json.Marshal(&pod)
+	if sparse {
+		data, err = marshalSparse(&pod)
+	} else {
+		data, err = json.Marshal(&pod)
+	}
 	return data, unknown, err
+}
+
+// marshalSparse returns JSON without the fields that the types of Kubernetes write although they are empty.
+func marshalSparse(pod *corev1.Pod) ([]byte, error) {
+	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(pod)
+	if err != nil {
+		return nil, err
+	}
+	delete(object, "status")
+	spec, _ := object["spec"].(map[string]any)
+	for _, name := range []string{"containers", "initContainers", "ephemeralContainers"} {
+		list, _ := spec[name].([]any)
+		if len(list) == 0 {
+			delete(spec, name)
+		}
+		for _, c := range list {
+			container, _ := c.(map[string]any)
+			delete(container, "resources")
+		}
+	}
+	return json.Marshal(object)
+}
+
+func nothingKnown(s *admission.Subject) bool {
+	return s.Pod.Labels.State() == admission.StateUnknown && s.Container.Image.State() == admission.StateUnknown
+}
+
+// wholeOf returns the Pod of the API server with what runs, where a user can have edited that since.
+func wholeOf(object *corev1.Pod, s *admission.Subject) corev1.Pod {
+	pod := *object
+	edited := func(has *map[string]string, runs admission.Value[map[string]string], own func(string) bool) {
+		if value, ok := runs.Effective(); ok && !maps.Equal(value, admission.Without(*has, own)) {
+			*has = value
+		}
+	}
+	edited(&pod.Labels, s.Pod.Labels, admission.KubeletLabel)
+	edited(&pod.Annotations, s.Pod.Annotations, admission.KubeletAnnotation)
+	if s.Container == nil {
+		return pod
+	}
+	image, ok := s.Container.Image.Effective()
+	for i := range pod.Spec.EphemeralContainers {
+		if c := &pod.Spec.EphemeralContainers[i]; ok && c.Name == s.Container.Name && c.Image != image {
+			pod.Spec.EphemeralContainers = slices.Clone(pod.Spec.EphemeralContainers)
+			pod.Spec.EphemeralContainers[i].Image = image
+		}
+	}
+	for _, list := range []*[]corev1.Container{&pod.Spec.Containers, &pod.Spec.InitContainers} {
+		for i := range *list {
+			if c := &(*list)[i]; ok && c.Name == s.Container.Name && c.Image != image {
+				*list = slices.Clone(*list)
+				(*list)[i].Image = image
+			}
+		}
+	}
+	return pod
 }
 
 // A partial has the paths of the fields that are known, and the types of those whose own fields can be.
@@ -123,7 +192,9 @@ func (p *partial) container(spec *corev1.PodSpec, from *admission.Container) {
 		at = "spec.ephemeralContainers[*]"
 	case admission.KindContainer:
 	}
-	p.expanded[at] = reflect.TypeFor[corev1.Container]()
+	if p.expanded[at] = reflect.TypeFor[corev1.Container](); kind == admission.KindEphemeral {
+		p.expanded[at] = reflect.TypeFor[corev1.EphemeralContainer]()
+	}
 	p.expanded[at+".securityContext"] = reflect.TypeFor[corev1.SecurityContext]()
 	c, sc := corev1.Container{Name: from.Name}, corev1.SecurityContext{}
 	p.known[at+".name"] = from.Name != ""
@@ -209,6 +280,10 @@ func (p *partial) unknown() []string {
 		for f := range t.Fields() {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 			field := at + "." + name
+			if name == "" { // its fields are inline
+				walk(at, f.Type)
+				continue
+			}
 			if p.known[field] {
 				continue
 			}

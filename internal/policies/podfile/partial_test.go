@@ -2,6 +2,7 @@ package podfile_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -149,11 +150,15 @@ func TestPartialPodOfASandbox(t *testing.T) {
 
 func TestPartialPodOfAnUnknownContainer(t *testing.T) {
 	s := admission.Subject{Pod: admission.Pod{Namespace: "n", Name: "p"}, Container: &admission.Container{Name: "c"}}
+	if _, _, err := podfile.ForHook(&s, "CreateContainer", "n"); err == nil {
+		t.Error("a container of which neither labels nor image are known is sent")
+	}
+	s.Container.Image = admission.Set("i")
 	_, pod, unknown := forHook(t, s)
 	if len(pod.Spec.Containers) != 1 || pod.Spec.Containers[0].Name != "c" {
 		t.Errorf("containers %+v", pod.Spec.Containers)
 	}
-	for _, path := range []string{"metadata.labels", "spec.hostNetwork", "spec.containers[*].image", "metadata.uid"} {
+	for _, path := range []string{"metadata.labels", "spec.hostNetwork", "spec.containers[*].env", "metadata.uid"} {
 		if !slices.Contains(unknown, path) {
 			t.Errorf("%s is not listed as unknown", path)
 		}
@@ -162,8 +167,19 @@ func TestPartialPodOfAnUnknownContainer(t *testing.T) {
 
 func TestPartialPodOfAnInitContainer(t *testing.T) {
 	s := subjectOf(t, "init")
+	s.Container.Kind = admission.Set(admission.KindEphemeral)
+	raw, pod, unknown := forHook(t, s)
+	if len(pod.Spec.EphemeralContainers) != 1 || !slices.Contains(unknown, "spec.ephemeralContainers[*].env") ||
+		!slices.Contains(unknown, "spec.ephemeralContainers[*].targetContainerName") ||
+		slices.Contains(unknown, "spec.ephemeralContainers[*].image") {
+		t.Errorf("%+v, unknown %q", pod.Spec, unknown)
+	}
+	if strings.Contains(raw, `ontainers":null`) ||
+		strings.Contains(raw, `"resources"`) || strings.Contains(raw, `"status":`) {
+		t.Errorf("what is not known is sent as absent: %s", raw)
+	}
 	s.Container.Kind = admission.Set(admission.KindInit)
-	_, pod, unknown := forHook(t, s)
+	_, pod, unknown = forHook(t, s)
 	if len(pod.Spec.InitContainers) != 1 || len(pod.Spec.Containers) != 0 ||
 		!slices.Contains(unknown, "spec.initContainers[*].env") || !slices.Contains(unknown, "spec.containers") {
 		t.Errorf("%+v, unknown %q", pod.Spec, unknown)
@@ -225,7 +241,33 @@ func TestWholePodIsSent(t *testing.T) {
 	if strings.Contains(raw, "forged") || pod.Annotations[podfile.ContainerAnnotation] != "app" {
 		t.Errorf("annotations %q", pod.Annotations)
 	}
-	if object.Annotations[podfile.UnknownAnnotation] != "forged" {
+	// A user can have edited these since the kubelet has the pod.
+	s.Pod.Labels = admission.Set(map[string]string{"app": "edited"})
+	s.Pod.Annotations = admission.Set(map[string]string{})
+	for name, image := range map[string]func(*corev1.Pod) string{
+		"app":  func(p *corev1.Pod) string { return p.Spec.Containers[0].Image },
+		"init": func(p *corev1.Pod) string { return p.Spec.InitContainers[0].Image },
+		"debug": func(p *corev1.Pod) string {
+			return p.Spec.EphemeralContainers[0].Image
+		},
+	} {
+		object.Spec.EphemeralContainers = []corev1.EphemeralContainer{
+			{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "debug:1"}},
+		}
+		s.Container = &admission.Container{Name: name, Image: admission.Effective("edited:1")}
+		_, pod, _ = forHook(t, s)
+		if image(pod) != "edited:1" || pod.Labels["app"] != "edited" || pod.Annotations["a"] != "" {
+			t.Errorf("%s: image %s, labels %q, annotations %q; want what runs", name, image(pod), pod.Labels, pod.Annotations)
+		}
+		if image(object) == "edited:1" {
+			t.Error("the object of the pod source was changed")
+		}
+	}
+	if object.Annotations[podfile.UnknownAnnotation] != "forged" || object.Labels["app"] != "web" {
 		t.Error("the object of the pod source was changed")
+	}
+	s.Pod.Object = errors.New("too large")
+	if _, _, err := podfile.ForHook(&s, "CreateContainer", "n"); err == nil || err.Error() != "too large" {
+		t.Errorf("without a usable object: %v", err)
 	}
 }

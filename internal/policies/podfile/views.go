@@ -12,7 +12,11 @@ import (
 )
 
 // AtAdmission returns the view of an admission review: the pod and all of its containers.
-func (p Pod) AtAdmission() (admission.Pod, []admission.Container) { return ViewOf(p.api) }
+func (p Pod) AtAdmission() (admission.Pod, []admission.Container) {
+	pod, containers := ViewOf(p.api)
+	pod.Object = p.api
+	return pod, containers
+}
 
 // A Start is one creation that a node judges: of the sandbox of a pod if Container is nil, otherwise of a container.
 type Start struct {

@@ -25,14 +25,14 @@ type AdmitRequest struct {
 	PolicyHash, Namespace, Name, Node string   // the hash is that of the caller's policy files
 	Pod                               []byte   // in JSON
 	Unknown, Hooks                    []string // the paths of the fields of Pod that are not known, and names
-	DryRun                            bool
+	DryRun, All                       bool     // with All, a denial does not end the requests to the others
 }
 
 // Admit returns the answer of each hook, or of those that answered before one denied. Errors are as those of Review.
 func (c *Client) Admit(ctx context.Context, r AdmitRequest) ([]policyfiles.HookAnswer, error) {
 	message := &policyv1.AdmitRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Name: r.Name, Pod: r.Pod, Node: r.Node, Hooks: r.Hooks,
-		DryRun: r.DryRun, UnknownFields: r.Unknown,
+		DryRun: r.DryRun, UnknownFields: r.Unknown, All: r.All,
 	}
 	size := maxTexts
 	for _, name := range r.Hooks {
@@ -98,8 +98,9 @@ func (v *HookValidator) Validate(ctx context.Context, s admission.Subject) []adm
 // judge may read other policy files if again is true.
 func (v *HookValidator) judge(ctx context.Context, s *admission.Subject, again bool) []admission.Finding {
 	hooks := v.hooks.For(s)
+	_, unusable := s.Pod.Object.(error)
 	switch {
-	case len(hooks) == 0, s.AssumeUnknown && (s.Offline || s.Pod.Object == nil):
+	case len(hooks) == 0, s.AssumeUnknown && (s.Offline || s.Pod.Object == nil || unusable):
 		return admitted // every hook could allow it, by values that are not known
 	case s.Offline:
 		return all(hooks, func(h *policyfiles.Hook) admission.Finding {
@@ -120,7 +121,7 @@ func (v *HookValidator) judge(ctx context.Context, s *admission.Subject, again b
 	}
 	r := AdmitRequest{
 		PolicyHash: v.options.PolicyHash, Namespace: s.Pod.Namespace, Name: s.Pod.Name, Node: v.options.Node, Pod: pod,
-		Unknown: unknown,
+		Unknown: unknown, All: s.All, DryRun: s.DryRun,
 	}
 	for i := range hooks {
 		r.Hooks = append(r.Hooks, hooks[i].Name)
@@ -171,7 +172,7 @@ func (v *HookValidator) findings(s *admission.Subject, hooks policyfiles.Hooks, 
 			}
 		}
 	}
-	if len(found) < len(hooks) && !denied {
+	if len(found) < len(hooks) && (!denied || s.All) {
 		return v.failed(s, hooks, fmt.Errorf("%w: it has no answer of some hooks", ErrFailed), 0)
 	}
 	return found

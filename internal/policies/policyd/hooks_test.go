@@ -231,6 +231,9 @@ func TestHooksInTheWebhook(t *testing.T) {
 		t.Errorf("denied: %s", text)
 	}
 	<-seen
+	if text := p.log.String(); !strings.Contains(text, "Hooks are asked about requests of everyone") {
+		t.Errorf("the log is %s", text)
+	}
 	text = review("UPDATE", "", pod("app"), pod("before"))
 	if r := <-seen; !strings.Contains(text, `"allowed":true`) || r.Operation != "UPDATE" ||
 		!strings.Contains(string(r.OldObject.Raw), "before") {

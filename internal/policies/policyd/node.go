@@ -9,7 +9,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -29,6 +28,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
+	"github.com/pullgate/pullgate/internal/policies/policyd/outbound"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -157,12 +157,7 @@ func (s *nodeServer) ask(ctx context.Context, c review.Clients,
 		}
 	}
 	answers := make([][]review.Result, len(subjects))
-	var asked sync.WaitGroup
-	for i, about := range subjects[1:] {
-		asked.Go(func() { answers[1+i] = s.policies.review(ctx, c, about) })
-	}
-	answers[0] = s.policies.review(ctx, c, subjects[0])
-	asked.Wait()
+	outbound.Together(len(subjects), func(i int) { answers[i] = s.policies.review(ctx, c, subjects[i]) })
 	for i, results := range answers {
 		image := slices.Concat(subjects[i].Images, subjects[i].Volumes)[0]
 		for _, r := range results {
@@ -199,7 +194,7 @@ func (s *nodeServer) Admit(ctx context.Context, r *policyv1.AdmitRequest) (*poli
 		return nil, status.Errorf(codes.InvalidArgument, "hooks %.200q are not all in the policy files", r.GetHooks())
 	}
 	answers, err := hook.Ask(ctx, clients, hook.Request{
-		Observe: s.metrics.hookAnswered, Unknown: r.GetUnknownFields(),
+		Observe: s.metrics.hookAnswered, Unknown: r.GetUnknownFields(), All: r.GetAll(),
 		Admission: hook.Creation(admissionv1.AdmissionRequest{
 			Namespace: r.GetNamespace(), Name: r.GetName(), DryRun: new(r.GetDryRun()),
 			UserInfo: authenticationv1.UserInfo{Username: "system:node:" + r.GetNode(), Groups: []string{"system:nodes"}},

@@ -1,8 +1,8 @@
 package policyd
 
 import (
-	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -24,6 +24,7 @@ type policies struct {
 	log        klog.Logger
 	metrics    *metrics
 	paths      policyfiles.Paths
+	open       bool                  // everyone who reaches the webhook can send it requests
 	namespaces *namespaces           // namespaces has the labels for restrictions; nil if there is no webhook
 	signatures *verify.Service       // signatures has images verified
 	chain      *admission.Chain      // chain judges restrictions for the webhook
@@ -61,6 +62,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 
 func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
 	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s, watcher: new(policyfiles.Watcher)}
+	p.open = c.HTTPS.Listen != "" && c.HTTPS.ClientCAFile == ""
 	p.chain = admission.New(admission.Rules{}, p.panicked)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,10 +172,13 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	}
 	restrictions, backends := policyfiles.Restrictions(set), policyfiles.BackendsOf(set)
 	hooks := policyfiles.HooksOf(set)
+	if err := hook.Check(hooks); err != nil { // before anything is changed
+		return err
+	}
 	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions) || hooks.NeedNamespaces()); err != nil {
 		return err
 	}
-	if err := errors.Join(hook.Check(hooks), p.backends.Replace(backends)); err != nil {
+	if err := p.backends.Replace(backends); err != nil {
 		return err
 	}
 	if err := p.hooks.Replace(hooks); err != nil {
@@ -197,6 +202,9 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 		"ignored", set.Ignored, "kinds", counts)
 	backends.Log(p.log)
 	hooks.Log(p.log)
+	if p.open && slices.ContainsFunc(hooks, func(h policyfiles.Hook) bool { return h.AtAdmission() }) {
+		p.log.Info("Hooks are asked about requests of everyone who reaches the webhook: set https.clientCAFile")
+	}
 	p.metrics.asksHooks(hooks, p.hooks.Open)
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // While the files of pullgated differ, each of its calls has the folder read again. A tenant decides how many there
@@ -73,7 +74,26 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 	if n := strings.Count(log.String(), "Failed to read the policies"); n != 1 {
 		t.Errorf("%d errors in the log; want one:\n%s", n, &log)
 	}
+	// Nor are those with a hook that cannot be used, and nothing of them is.
+	write("hook.yaml", `apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: f, annotations: {policy.pullgate.dev/client-certificate: /absent}}
+webhooks:
+- name: a
+  admissionReviewVersions: [v1]
+  clientConfig: {url: "https://h/"}
+  rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  sideEffects: None
+`)
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	testkit.Must(t, os.WriteFile(kubeconfig, []byte("clusters: [{name: b, cluster: {server: 'https://localhost:1'}}]\n"+
+		"contexts: [{name: b, context: {cluster: b}}]\ncurrent-context: b\n"), 0o600))
+	write("scan.yaml", "imagePolicy: {kubeConfigFile: "+kubeconfig+"}\n")
 	p.refresh(true)
+	if n := len(p.backends.Clients()) + len(p.hooks.Clients()); n > 0 || p.failure.folder == nil ||
+		!strings.Contains(p.failure.folder.Error(), "client certificate of hook f/a") {
+		t.Errorf("%d backends and hooks are asked, and the error is %v", n, p.failure.folder)
+	}
 	if n := strings.Count(log.String(), "Failed to read the policies"); n != 2 {
 		t.Errorf("after a reload %d errors in the log; want two:\n%s", n, &log)
 	}

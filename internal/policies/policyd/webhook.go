@@ -26,7 +26,7 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	m.servesWebhook()
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
-		Hooks: p.askHooks, Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes,
+		Hooks: p.hooksFor, Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes,
 		Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
@@ -88,25 +88,39 @@ func (p *policies) reviewPod(ctx context.Context, s review.Subject) []admission.
 	return all
 }
 
-// askHooks asks the hooks that are for admission about a pod.
-func (p *policies) askHooks(ctx context.Context, r *admissionv1.AdmissionRequest, pod, old *admission.Pod) (
-	all webhook.HookAnswers,
-) {
+func (p *policies) hooksFor(operation, subresource string) webhook.AskHooks {
 	set := p.current.Load()
 	if set == nil {
-		return all
+		return nil
 	}
 	var clients []*hook.Client
 	for _, c := range set.hooks {
-		if c.Admits(string(r.Operation), r.SubResource) && (c.Selects(pod) || old != nil && c.Selects(old)) {
+		if c.Admits(operation, subresource) {
 			clients = append(clients, c)
 		}
 	}
 	if len(clients) == 0 {
-		return all
+		return nil
 	}
-	sockets.Wait(ctx)
-	answers, err := hook.Ask(ctx, clients, hook.Request{Admission: *r, Observe: p.metrics.hookAnswered})
+	return func(ctx context.Context, r *admissionv1.AdmissionRequest, pod, old *admission.Pod) func() webhook.HookAnswers {
+		clients := slices.DeleteFunc(clients, func(c *hook.Client) bool {
+			return !c.Selects(pod) && (old == nil || !c.Selects(old))
+		})
+		if len(clients) == 0 {
+			return nil
+		}
+		prepared, err := hook.Prepare(ctx, clients, hook.Request{Admission: *r, Observe: p.metrics.hookAnswered})
+		sockets.Wait(ctx)
+		return func() webhook.HookAnswers { return ask(ctx, clients, prepared, err) }
+	}
+}
+
+// ask returns what hooks say about the pod of a request of the API server, which was prepared unless there is an error.
+func ask(ctx context.Context, clients []*hook.Client, prepared *hook.Prepared, err error) (all webhook.HookAnswers) {
+	var answers []policyfiles.HookAnswer
+	if err == nil {
+		answers = prepared.Ask(ctx)
+	}
 	for _, c := range clients {
 		i := slices.IndexFunc(answers, func(a policyfiles.HookAnswer) bool { return a.Hook == c.Name })
 		if i < 0 {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	kjson "sigs.k8s.io/json"
@@ -37,7 +38,7 @@ const (
 	// namespace, and for all.
 	maxPerNamespace = 8
 	// maxWaiting and maxWaitingPerNamespace bound the bytes of requests; perRequest is what one takes beside its body.
-	maxWaiting, maxWaitingPerNamespace = 64 << 20, 16 << 20
+	maxWaiting, maxWaitingPerNamespace = 64 << 20, 8 << 20
 	perRequest                         = 16 << 10
 	maxBody                            = 7 << 20 // bounds a request: two objects of 3 MiB, the limit of an API server
 
@@ -47,13 +48,15 @@ const (
 
 	openAfter = 5 // time-outs in a row
 	openFor   = 30 * time.Second
+	// maxNamespaces and maxNamespace bound what a circuit keeps.
+	maxNamespaces, maxNamespace = 1024, 63
 )
 
 // Errors of answers that deny, whatever the failure policy is: a tenant could cause them.
 var (
-	ErrBusy     = errors.New("too many requests about pods of the namespace are in progress, try again")
+	ErrBusy     = errors.New("too many requests about pods, try again")
 	ErrClosed   = errors.New("pullgate-policyd stops")
-	ErrTooLarge = fmt.Errorf("the request has more than %d MiB", maxBody>>20)
+	ErrTooLarge = errors.New("the request is too large")
 )
 
 // errOpen is the failure of a request that was not sent.
@@ -159,8 +162,10 @@ type circuit struct {
 func (c *circuit) open(namespace string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.namespaces[namespace] && time.Now().Before(c.until)
+	return c.namespaces[namespaceKey(namespace)] && time.Now().Before(c.until)
 }
+
+func namespaceKey(name string) string { return strings.Clone(name[:min(len(name), maxNamespace)]) }
 
 func (c *circuit) anyOpen() bool {
 	c.mu.Lock()
@@ -175,10 +180,12 @@ func (c *circuit) note(namespace string, timedOut bool) {
 		c.timeouts, c.namespaces, c.until = 0, nil, time.Time{}
 		return
 	}
-	if c.namespaces == nil {
+	if c.namespaces == nil || !c.until.IsZero() && time.Now().After(c.until) {
 		c.namespaces = map[string]bool{}
 	}
-	c.namespaces[namespace] = true
+	if len(c.namespaces) < maxNamespaces {
+		c.namespaces[namespaceKey(namespace)] = true
+	}
 	if c.timeouts++; c.timeouts >= openAfter {
 		c.until = time.Now().Add(openFor)
 	}
@@ -189,6 +196,7 @@ type Request struct {
 	Admission admissionv1.AdmissionRequest // without a UID, which each call of Ask chooses
 	// Unknown are the paths of the fields of the pod that are not known. Conditions on one of them count as met.
 	Unknown []string
+	All     bool // a denial does not cancel the other requests
 	Observe func(hook, outcome string, took time.Duration)
 }
 
@@ -215,36 +223,60 @@ func outcomeOf(a policyfiles.HookAnswer) string {
 	return Denied
 }
 
-// Ask asks clients at the same time, and returns one answer of each in their order. After a denial by a hook that is
-// not in audit mode the requests in progress are canceled, and there is no answer of them.
+// Ask prepares a request and sends it; see Prepare and Prepared.Ask.
 func Ask(ctx context.Context, clients []*Client, r Request) ([]policyfiles.HookAnswer, error) {
-	uid := uuid.NewUUID()
-	r.Admission.UID = uid
+	p, err := Prepare(ctx, clients, r)
+	if err != nil {
+		return nil, err
+	}
+	return p.Ask(ctx), nil
+}
+
+// A Prepared is a request that can be sent.
+type Prepared struct {
+	Request // without the objects, which can be large
+
+	clients []*Client
+	skipped []bool // by client: its conditions are not met
+	body    []byte
+}
+
+// Prepare encodes a request, and evaluates the conditions of the clients.
+func Prepare(ctx context.Context, clients []*Client, r Request) (*Prepared, error) {
+	r.Admission.UID = uuid.NewUUID()
 	body, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: typeMeta, Request: &r.Admission})
 	if err != nil {
 		return nil, err
 	}
+	r.Admission.Object.Raw, r.Admission.OldObject.Raw = nil, nil
+	p := &Prepared{Request: r, clients: clients, skipped: make([]bool, len(clients)), body: body}
+	var document map[string]any // it takes much memory
+	for i, c := range clients {
+		if c.conditions == nil || c.conditions.Needs(r.Unknown) {
+			continue
+		}
+		if document == nil {
+			// without a document, conditions cannot be evaluated
+			_ = kjson.UnmarshalCaseSensitivePreserveInts(body, &document)
+		}
+		p.skipped[i] = !c.conditions.Selects(ctx, document)
+	}
+	return p, nil
+}
+
+// Ask asks all clients at the same time, and returns one answer of each in their order. After a denial by a hook that
+// is not in audit mode the requests in progress are canceled, unless All is set, and there is no answer of them.
+func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	r.Admission.Object.Raw, r.Admission.OldObject.Raw = nil, nil // they can be large
-	document := sync.OnceValue(func() map[string]any {
-		var d struct {
-			Request map[string]any `json:"request"`
-		}
-		_ = kjson.UnmarshalCaseSensitivePreserveInts(body, &d) // without a document, conditions cannot be evaluated
-		return map[string]any{"request": d.Request}
-	})
-	answers := make([]policyfiles.HookAnswer, len(clients))
-	ask := func(i int) {
-		c, begun := clients[i], time.Now()
-		unknown := c.conditions != nil && slices.ContainsFunc(r.Unknown, func(path string) bool {
-			return slices.Contains(c.Conditions.Known, path)
-		})
-		if c.conditions != nil && !unknown && !c.conditions.Selects(ctx, document()) {
+	answers := make([]policyfiles.HookAnswer, len(r.clients))
+	outbound.Together(len(r.clients), func(i int) {
+		c, begun := r.clients[i], time.Now()
+		if r.skipped[i] {
 			answers[i] = policyfiles.HookAnswer{Hook: c.Name, Allowed: true, Message: "its matchConditions are not met"}
 			return
 		}
-		a, err := c.ask(ctx, r.Admission.Namespace, uid, body)
+		a, err := c.ask(ctx, r.Admission.Namespace, r.Admission.UID, r.body)
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 			return // the caller has left, or another hook denied
 		}
@@ -258,35 +290,26 @@ func Ask(ctx context.Context, clients []*Client, r Request) ([]policyfiles.HookA
 		if r.Observe != nil {
 			r.Observe(c.Name, outcomeOf(a), a.Took)
 		}
-		if !a.Allowed && !c.Audit {
+		if !a.Allowed && !c.Audit && !r.All {
 			cancel()
 		}
-	}
-	var asked sync.WaitGroup
-	for i := 1; i < len(clients); i++ {
-		asked.Go(func() { ask(i) })
-	}
-	if len(clients) > 0 {
-		ask(0)
-	}
-	asked.Wait()
-	return slices.DeleteFunc(answers, func(a policyfiles.HookAnswer) bool { return a.Hook == "" }), nil
+	})
+	return slices.DeleteFunc(answers, func(a policyfiles.HookAnswer) bool { return a.Hook == "" })
 }
 
 func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body []byte) (a policyfiles.HookAnswer,
 	_ error,
 ) {
 	if len(body) > maxBody {
-		return a, ErrTooLarge
+		return a, fmt.Errorf("%w: more than %d MiB", ErrTooLarge, maxBody>>20)
 	}
 	if c.circuit.open(namespace) {
 		return a, errOpen
 	}
-	limit, whole := c.Timeout, true
+	limit := c.Timeout
 	if deadline, ok := ctx.Deadline(); ok { // the caller needs time for the answer
-		if left := time.Until(deadline); left-min(left/10, time.Second) < limit {
-			limit, whole = left-min(left/10, time.Second), false
-		}
+		left := time.Until(deadline)
+		limit = min(limit, left-min(left/10, time.Second))
 	}
 	begun := time.Now()
 	late := false // it is read after the end of the work alone
@@ -312,20 +335,57 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 		return a, ErrBusy // the hook had no time to answer
 	case errors.Is(err, inflight.ErrClosed):
 		return a, ErrClosed
-	case timedOut && whole:
-		c.circuit.note(namespace, true)
-		return a, fmt.Errorf("%w after %v", outbound.ErrTimedOut, c.Timeout)
+	case timedOut:
+		if limit >= c.Timeout/2 {
+			c.circuit.note(namespace, true)
+		}
+		return a, fmt.Errorf("%w after %v", outbound.ErrTimedOut, limit.Round(time.Millisecond))
 	case err != nil:
-		return a, err
+		if p, ok := errors.AsType[*inflight.PanicError](err); ok {
+			panic(p)
+		}
+		return a, ofTenant(err)
 	}
 	c.circuit.note(namespace, false)
 	return c.decode(got, uid)
 }
 
+// ofTenant wraps an error that a tenant could cause.
+func ofTenant(err error) error {
+	if f, ok := errors.AsType[*outbound.RequestError](err); ok {
+		switch f.Status {
+		case http.StatusRequestEntityTooLarge, http.StatusRequestHeaderFieldsTooLarge:
+			return fmt.Errorf("%w: %w", ErrTooLarge, err)
+		case http.StatusTooManyRequests:
+			return fmt.Errorf("%w: %w", ErrBusy, err)
+		}
+	}
+	return err
+}
+
+// An answer has the fields of an AdmissionReview that are used: a hook chooses the others.
+type answer struct {
+	metav1.TypeMeta `json:",inline"`
+
+	Response *struct {
+		UID     types.UID `json:"uid"`
+		Allowed bool      `json:"allowed"`
+		Result  *struct {
+			Message string              `json:"message"`
+			Reason  metav1.StatusReason `json:"reason"`
+			Code    int32               `json:"code"`
+		} `json:"status"`
+		Patch            []byte                 `json:"patch"`
+		PatchType        *admissionv1.PatchType `json:"patchType"`
+		AuditAnnotations map[string]string      `json:"auditAnnotations"`
+		Warnings         []string               `json:"warnings"`
+	} `json:"response"`
+}
+
 // decode returns a valid answer. Names of fields have one spelling, as for kube-apiserver: otherwise a document could
 // have two answers.
 func (c *Client) decode(data []byte, uid types.UID) (a policyfiles.HookAnswer, _ error) {
-	var review admissionv1.AdmissionReview
+	var review answer
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(data, &review); err != nil {
 		return a, fmt.Errorf("the answer is not an AdmissionReview: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode"
 
@@ -219,14 +220,27 @@ func TestHookHasMatchConditions(t *testing.T) {
 		}
 	}
 	// What is not known can be as the condition says.
-	h.Conditions.Conditions = []requirement.Expression{{Text: "has(object.metadata.labels)", At: "x"}}
-	h.Conditions.Known = []string{"metadata.labels"}
-	for path, denied := range map[string]bool{"metadata.labels": true, "spec.tolerations": false} {
+	h.Conditions.Known = []string{"metadata.labels", "metadata.annotations", "spec.containers[*].image"}
+	const labels, images = "has(object.metadata.labels)", "object.spec.containers.exists(c, c.image == 'a')"
+	for _, tc := range []struct {
+		text, unknown string
+		denied        bool
+	}{
+		{labels, "metadata.labels", true},
+		{labels, "metadata", true},
+		{labels, "metadata.annotations,spec.tolerations", false},
+		{images, "spec.containers,spec.containers[*].env", false},
+		{images, "spec.containers,spec.containers[*].image", true},
+		{images, "spec.containers,spec.initContainers,spec.initContainers[*].env", true}, // it is about an init container
+		{images, "spec.container", false},
+	} {
+		h.Conditions.Conditions = []requirement.Expression{{Text: tc.text, At: "x"}}
 		r := request("ns")
-		r.Unknown = []string{path}
+		r.Unknown = strings.Split(tc.unknown, ",")
+		r.Admission.Object.Raw = []byte(`{"metadata":{},"spec":{"containers":[{"image":"b"}]}}`)
 		got := testkit.Value(hook.Ask(t.Context(), clientsOf(t, h), r))(t)
-		if len(got) != 1 || got[0].Allowed == denied {
-			t.Errorf("%s is unknown: %+v; want a denial %v", path, got, denied)
+		if len(got) != 1 || got[0].Allowed == tc.denied {
+			t.Errorf("%s while %s is unknown: %+v; want a denial %v", tc.text, tc.unknown, got, tc.denied)
 		}
 	}
 	h.Conditions.Conditions = []requirement.Expression{{Text: "request.nothing == 1", At: "webhooks[0]"}}
@@ -273,7 +287,14 @@ func TestDenialCancelsOthers(t *testing.T) {
 	if len(got) != 1 || got[0].Allowed || got[0].Message != "no" {
 		t.Errorf("Ask() = %+v; want only the denial", got)
 	}
-	denies.Audit, hangs.Timeout = true, time.Second
+	begun, canceled = make(chan struct{}), make(chan struct{})
+	hangs.Timeout = time.Second
+	all := request("ns")
+	all.All = true
+	if got := testkit.Value(hook.Ask(t.Context(), clientsOf(t, hangs, denies), all))(t); len(got) != 2 {
+		t.Errorf("Ask() = %+v; want all answers", got)
+	}
+	denies.Audit = true
 	hangs2 := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
@@ -343,6 +364,84 @@ func TestCircuit(t *testing.T) {
 	if a := askAbout("slow"); !strings.Contains(a.Failure, "timed out") {
 		t.Errorf("after an answer to another namespace: %+v", a)
 	}
+}
+
+// What a circuit keeps is bounded, and a namespace that timed out long ago is asked again.
+func TestCircuitForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c hook.Circuit
+		for i := range 3000 {
+			c.Note(fmt.Sprintf("ns-%d%s", i, strings.Repeat("x", 100)), true)
+		}
+		if names, size := c.Kept(); names != 1024 || size > 1024*63 {
+			t.Errorf("it has %d namespaces with %d bytes", names, size)
+		}
+		if !c.Open("ns-1"+strings.Repeat("x", 100)) || c.Open("other") {
+			t.Error("it must be open for a namespace that timed out, and no other")
+		}
+		time.Sleep(31 * time.Second)
+		c.Note("other", true)
+		if c.Open("ns-1"+strings.Repeat("x", 100)) || !c.Open("other") {
+			t.Error("after 30 s one more time-out must open it for that namespace alone")
+		}
+	})
+}
+
+// An API server waits as long as the hook may take, and the webhook answers before.
+func TestCircuitOpensInAdmission(t *testing.T) {
+	h := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	})
+	h.Timeout = 400 * time.Millisecond
+	for limit, opens := range map[time.Duration]bool{400 * time.Millisecond: true, 100 * time.Millisecond: false} {
+		clients := clientsOf(t, h)
+		open := false
+		for range 12 { // on a busy machine some are too late to count
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			a := testkit.Value(hook.Ask(ctx, clients, request("ns")))(t)[0]
+			cancel()
+			open = open || strings.Contains(a.Failure, "not asked")
+		}
+		if open != opens {
+			t.Errorf("a caller that waits for %v: open %v; want %v", limit, open, opens)
+		}
+	}
+}
+
+// What a tenant can cause is denied with Ignore, too.
+func TestHookRefusesForATenant(t *testing.T) {
+	for status, denied := range map[int]bool{413: true, 431: true, 429: true, 400: false, 503: false} {
+		h := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+		h.FailOpen = true
+		got := ask(t, h)
+		if len(got) != 1 || got[0].Allowed == denied || !strings.Contains(got[0].Failure, fmt.Sprint("status ", status)) {
+			t.Errorf("status %d: %+v; want a denial %v", status, got, denied)
+		}
+	}
+}
+
+// A hook chooses what its answer has: fields that are not used take no memory.
+func TestUnusedFieldsOfAnswers(t *testing.T) {
+	data := []byte(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"uid":"u","allowed":false,` +
+		`"status":{"message":"no","details":{"causes":[{"field":"x"}` + strings.Repeat(`,{"field":"x"}`, 10_000) + `]}}}}`)
+	if n := testing.AllocsPerRun(5, func() { testkit.Must(t, hook.Decode(data, "u")) }); n > 100 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// A panic in one request is one of the caller, who answers it with a denial.
+func TestPanicReachesTheCaller(t *testing.T) {
+	clients := clientsOf(t, serve(t, answers(allow)), serve(t, answers(allow)))
+	r := request("ns")
+	r.Observe = func(string, string, time.Duration) { panic("defect") }
+	defer func() {
+		if p := recover(); p == nil || !strings.Contains(fmt.Sprint(p), "defect") {
+			t.Errorf("recovered %v", p)
+		}
+	}()
+	_, _ = hook.Ask(t.Context(), clients, r)
+	t.Error("Ask has returned")
 }
 
 // A namespace has eight turns; what waits does not delay others, and is denied whatever the failure policy is.

@@ -47,9 +47,10 @@ func CloseIdle(t http.RoundTripper) {
 
 // A RequestError is why there is no answer.
 type RequestError struct {
-	Err   error
-	Again bool          // whether another attempt may get an answer
-	After time.Duration // for how long the program asks not to be asked again
+	Err    error
+	Status int           // of the answer; 0 if it is not an error
+	Again  bool          // whether another attempt may get an answer
+	After  time.Duration // for how long the program asks not to be asked again
 }
 
 func (f *RequestError) Error() string { return f.Err.Error() }
@@ -107,7 +108,9 @@ func notAnswered(ctx context.Context, err error) error {
 }
 
 func refused(resp *http.Response) error {
-	f := &RequestError{Err: fmt.Errorf("status %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))}
+	f := &RequestError{
+		Err: fmt.Errorf("status %d %s", resp.StatusCode, http.StatusText(resp.StatusCode)), Status: resp.StatusCode,
+	}
 	f.Again = slices.Contains([]int{429, 500, 504}, resp.StatusCode)
 	if after := resp.Header.Get("Retry-After"); after != "" && resp.StatusCode >= 400 {
 		f.Again = true

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"k8s.io/api/imagepolicy/v1alpha1"
 
@@ -46,19 +45,11 @@ type Clients []*Client
 // Review asks all backends that review the subject at the same time. See Client.Review.
 func (all Clients) Review(ctx context.Context, subject Subject) []Result {
 	results := make([][]Result, len(all))
-	var asked sync.WaitGroup
-	ask := func(i int) {
+	outbound.Together(len(all), func(i int) {
 		if r, ok := all[i].Review(ctx, subject); ok {
 			results[i] = []Result{r}
 		}
-	}
-	for i := 1; i < len(all); i++ {
-		asked.Go(func() { ask(i) })
-	}
-	if len(all) > 0 {
-		ask(0) // with one backend, thousands of reviews that wait need no further goroutines
-	}
-	asked.Wait()
+	})
 	return slices.Concat(results...)
 }
 

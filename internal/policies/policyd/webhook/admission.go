@@ -297,8 +297,13 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	if a = h.review(ctx, q, a, pod, old); a.denies() {
 		return a
 	}
+	q.release()
 	return a.hooked(hooks())
 }
+
+// AskHooks prepares a request to hooks about a pod, and returns what sends it; nil if no hook selects the pod or old,
+// which can be nil. Afterwards r is not needed any more.
+type AskHooks func(ctx context.Context, r *admissionv1.AdmissionRequest, pod, old *admission.Pod) func() HookAnswers
 
 // HookAnswers are what hooks say about a pod.
 type HookAnswers struct {
@@ -309,15 +314,23 @@ type HookAnswers struct {
 
 // askHooks asks hooks while others judge. The function that it returns waits for the answers.
 func (h *Handler) askHooks(ctx context.Context, q *question, pod, old *corev1.Pod) func() HookAnswers {
-	if h.options.Hooks == nil {
+	var ask AskHooks
+	if h.options.Hooks != nil {
+		ask = h.options.Hooks(string(q.Operation), q.SubResource)
+	}
+	if ask == nil {
 		return func() HookAnswers { return HookAnswers{} }
 	}
-	r, view := *q.AdmissionRequest, q.subject(pod).Pod // before the objects are released
+	r, view := *q.AdmissionRequest, q.subject(pod).Pod
 	view.NamespaceLabels = h.labels(ctx, q.Namespace)
 	var before *admission.Pod
 	if old != nil {
 		s := q.subject(old)
 		before, s.Pod.NamespaceLabels = &s.Pod, view.NamespaceLabels
+	}
+	send := ask(ctx, &r, &view, before)
+	if send == nil {
+		return func() HookAnswers { return HookAnswers{} }
 	}
 	answered := make(chan HookAnswers, 1)
 	go func() {
@@ -330,7 +343,7 @@ func (h *Handler) askHooks(ctx context.Context, q *question, pod, old *corev1.Po
 				answered <- failed
 			}
 		}()
-		answered <- h.options.Hooks(ctx, &r, &view, before)
+		answered <- send()
 	}()
 	return sync.OnceValue(func() HookAnswers { return <-answered })
 }

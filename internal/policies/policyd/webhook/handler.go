@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
-	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/pullgate/pullgate/internal/config"
@@ -67,8 +66,8 @@ type Options struct {
 	Object func(context.Context, verify.Object) ([]admission.Finding, verify.Unselected)
 	// Custom judges an object by rules for custom resources; nil if none is for it. See verify.Service.JudgeCustom.
 	Custom func(context.Context, verify.CustomObject) *verify.Custom
-	// Hooks asks hooks about a pod; nil if there are none. They are asked about what old selects, too, which can be nil.
-	Hooks     func(ctx context.Context, r *admissionv1.AdmissionRequest, pod, old *admission.Pod) HookAnswers
+	// Hooks returns what asks the hooks for requests with an operation and a subresource; nil if there are none.
+	Hooks     func(operation, subresource string) AskHooks
 	Templates []config.PodTemplate          // where custom resources have pod templates
 	Observe   func(Event)                   // is called with each answer before it is sent
 	OnPanic   func(value any, stack []byte) // is called when the judgement of a request panics

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 
+	admissionv1 "k8s.io/api/admission/v1"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
@@ -57,7 +59,7 @@ func send(t *testing.T, w *world, path, body string) string {
 	return w.post(t.Context(), path+"?timeout=1s", []byte(body)).Body.String()
 }
 
-// A waiting is a reviewer, and has the labels of namespaces; both wait.
+// A waiting is a reviewer, has hooks and the labels of namespaces; all wait.
 type waiting struct{ entered, release chan struct{} }
 
 func (w waiting) wait() {
@@ -70,12 +72,22 @@ func (w waiting) Review(context.Context, review.Subject) []admission.Finding {
 	return []admission.Finding{{Answer: admission.Admit}}
 }
 
+func (w waiting) Hooks(string, string) webhook.AskHooks {
+	send := func() (a webhook.HookAnswers) {
+		w.wait()
+		return a
+	}
+	return func(_ context.Context, _ *admissionv1.AdmissionRequest, _, _ *admission.Pod) func() webhook.HookAnswers {
+		return send
+	}
+}
+
 func (w waiting) Labels(context.Context, string) (map[string]string, bool) {
 	w.wait()
 	return nil, false
 }
 
-// Large objects are judged one at a time. A review that takes long does not make others wait.
+// Large objects are judged one at a time. A review or a hook that takes long does not make others wait.
 func TestLargeObjectsWaitForEachOther(t *testing.T) {
 	large := strings.Replace(string(pod("{containers: [{name: c, image: a}]}").body(t)),
 		`"object":{`, `"object":{"x":"`+strings.Repeat("x", 300<<10)+`",`, 1)
@@ -91,13 +103,20 @@ func TestLargeObjectsWaitForEachOther(t *testing.T) {
 		}
 		return &all
 	}
-	review := waiting{make(chan struct{}), make(chan struct{})}
-	all := sendAll(newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: review.Review}), 3, allowed)
-	for range 3 {
-		<-review.entered
+	for _, options := range []func(waiting) webhook.Options{
+		func(w waiting) webhook.Options { return webhook.Options{Review: w.Review} },
+		func(w waiting) webhook.Options { return webhook.Options{Hooks: w.Hooks} },
+	} {
+		w := waiting{make(chan struct{}), make(chan struct{})}
+		o := options(w)
+		o.Chain = chain(t, noHostNetwork)
+		all := sendAll(newWorld(t, o), 3, allowed)
+		for range 3 {
+			<-w.entered
+		}
+		close(w.release)
+		all.Wait()
 	}
-	close(review.release)
-	all.Wait()
 
 	labels := waiting{make(chan struct{}), make(chan struct{})}
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Labels: labels.Labels})
