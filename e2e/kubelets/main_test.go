@@ -137,6 +137,7 @@ func (m *machine) scenarios(t *testing.T) {
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"signed-restarts", signedRestarts})
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"scanned", scanned})
 	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts})
+	m.runIf(t, m.isMain(), testCase{"hook-restarts", hookRestarts})
 	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
 	if m.firstOfKubelet() && !m.isMain() {
 		m.withPodSource(t)

@@ -23,6 +23,7 @@ import (
 
 // The webhook of another project refuses a static pod, by the configuration that it publishes. Only the address is
 // another one: a node does not resolve services.
+// Shows: 004-30
 func TestForeignWebhookRefusesAStaticPod(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program")

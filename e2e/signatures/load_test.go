@@ -22,6 +22,7 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 
+	"github.com/pullgate/pullgate/e2e/hookserver"
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/signing"
@@ -39,12 +40,13 @@ type load struct {
 	webhook *node.Webhook
 	client  *http.Client
 	bodies  [2][][]byte  // of pods by tag, and of the same by digest
+	hooked  bool         // two hooks are asked, and nothing is changed
 	busy    atomic.Int64 // requests that were refused, because others took too long on a machine with other work
 }
 
 var loadPaths = [2]string{"/admission/mutate", "/admission/validate"}
 
-func prepareLoad(tb testing.TB) *load {
+func prepareLoad(tb testing.TB, hooked bool) *load {
 	tb.Helper()
 	images := httptest.NewServer(registry.New(registry.WithReferrersSupport(true),
 		registry.Logger(log.New(io.Discard, "", 0))))
@@ -59,10 +61,16 @@ func prepareLoad(tb testing.TB) *load {
 	testkit.Must(tb, os.MkdirAll(policies, 0o755), os.MkdirAll(hosts, 0o755),
 		os.WriteFile(filepath.Join(policies, "load.yaml"), []byte(policy), 0o644),
 		os.WriteFile(filepath.Join(hosts, "hosts.toml"), []byte(mirror), 0o644))
+	if hooked {
+		hooks := hookserver.New(tb, filepath.Join(dir, "hooks.sock")).File("load", "policy.pullgate.dev/at: Both",
+			hookserver.Hook{Name: "a"}, hookserver.Hook{Name: "b"})
+		testkit.Must(tb, os.WriteFile(filepath.Join(policies, "hooks.yaml"), hooks, 0o644))
+	}
 	authority := testkit.Value(testkit.NewAuthority("authority of webhooks"))(tb)
 	at := fmt.Sprintf("127.0.0.1:%d", testkit.Value(host.FreePort())(tb))
-	l := &load{TB: tb, webhook: node.StartWebhook(tb, authority, at, filepath.Join(dir, "policyd"), policies,
-		"registries: {hostsDir: "+filepath.Dir(hosts)+"}")}
+	l := &load{TB: tb, hooked: hooked}
+	l.webhook = node.StartWebhook(tb, authority, at, filepath.Join(dir, "policyd"), policies,
+		"registries: {hostsDir: "+filepath.Dir(hosts)+"}")
 	l.client = l.webhook.Client()
 	tb.Cleanup(l.client.CloseIdleConnections)
 	var names [2][]string
@@ -96,6 +104,9 @@ func prepareLoad(tb testing.TB) *load {
 // post sends one of the requests. It returns an error unless the pod is admitted, or pullgate-policyd is busy.
 func (l *load) post(i int) error {
 	kind := i % 2
+	if l.hooked {
+		kind = 1
+	}
 	url, body := "https://"+l.webhook.Address+loadPaths[kind], l.bodies[kind][i/2%len(l.bodies[kind])]
 	req, err := http.NewRequestWithContext(l.Context(), http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
@@ -160,6 +171,10 @@ func (l *load) measure(n int) (p99 time.Duration, memory int) {
 	p99 = took[n*99/100]
 	l.Logf("%.0f requests in a second, %d refused, median %v, p99 %v, %v of CPU, %d MB of memory",
 		float64(n)/whole.Seconds(), l.busy.Load(), took[n/2], p99, u.Processor, u.Peak>>20)
+	asked := testkit.Value(l.webhook.Metric("pullgate_policyd_hook_requests_total", `outcome="allowed"`))(l)
+	if l.hooked && int(asked) < 2*(n-int(l.busy.Load())) {
+		l.Errorf("hooks have allowed %v requests; want two for each pod", asked)
+	}
 	if int(l.busy.Load()) > n/2 {
 		l.Error("most requests were refused")
 	}
@@ -170,19 +185,27 @@ func (l *load) measure(n int) (p99 time.Duration, memory int) {
 // Shows: 004-R5
 func TestMemoryOfAThousandRequests(t *testing.T) {
 	const most = 150 << 20
-	if _, memory := prepareLoad(t).measure(3 * loadRate); memory > most {
-		t.Errorf("pullgate-policyd had %d MB of memory; want at most %d", memory>>20, most>>20)
+	for _, hooked := range []bool{false, true} {
+		t.Run(fmt.Sprint("hooks ", hooked), func(t *testing.T) {
+			if _, memory := prepareLoad(t, hooked).measure(3 * loadRate); memory > most {
+				t.Errorf("pullgate-policyd had %d MB of memory; want at most %d", memory>>20, most>>20)
+			}
+		})
 	}
 }
 
 // BenchmarkAThousandRequests measures the same for longer. Half of the requests are for /admission/mutate, half for
-// /admission/validate.
+// /admission/validate; with hooks, all are for the latter.
 //
 //	go test -run '^$' -bench AThousandRequests -benchtime 60000x ./signatures
 func BenchmarkAThousandRequests(b *testing.B) {
-	l := prepareLoad(b)
-	b.ResetTimer()
-	p99, memory := l.measure(b.N)
-	b.ReportMetric(float64(p99.Microseconds()), "p99-us")
-	b.ReportMetric(float64(memory>>20), "MB")
+	for _, hooked := range []bool{false, true} {
+		b.Run(fmt.Sprint("hooks ", hooked), func(b *testing.B) {
+			l := prepareLoad(b, hooked)
+			b.ResetTimer()
+			p99, memory := l.measure(b.N)
+			b.ReportMetric(float64(p99.Microseconds()), "p99-us")
+			b.ReportMetric(float64(memory>>20), "MB")
+		})
+	}
 }

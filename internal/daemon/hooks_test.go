@@ -46,6 +46,7 @@ webhooks:
   sideEffects: None
 `
 
+// Shows: 004-33
 func TestHooks(t *testing.T) {
 	p, d := newReviewTest(t)
 	p.options.Config.PodSource.NodeName = "node-1"

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -163,10 +164,21 @@ func TestHooksGetTheWholePod(t *testing.T) {
 	// A static pod has no other source than the kubelet.
 	p.runtime.SetImages(img(id2, anyImage))
 	static := p.PodFrom("team", "file")
-	p.done(p.create(static, ordinary()))
-	if got := asked.Load(); got.Metadata.Annotations[podfile.UnknownAnnotation] == "" {
-		t.Errorf("a static pod is %+v; want a partial one", got)
+	forged := map[string]string{
+		podfile.UnknownAnnotation: "", podfile.StageAnnotation: "x", podfile.ContainerAnnotation: "x",
 	}
+	maps.Copy(static.Config.Annotations, forged)
+	static.Config.Annotations["policy.pullgate.dev/mode"] = "Audit"
+	static.Config.Annotations["policy.pullgate.dev/admitted"] = "true"
+	p.done(p.create(static, ordinary()))
+	got := asked.Load()
+	for key, value := range forged {
+		if got.Metadata.Annotations[key] == value {
+			t.Errorf("%s of a static pod is %q, as its user wrote it", key, value)
+		}
+	}
+	static.Config.Annotations["devices"] = "both"
+	denies(t, "a static pod that demands the mode Audit", admission.HookDenied)(p.create(static, ordinary()))
 }
 
 // An explanation is no start of a pod, so hooks must have no side effects.

@@ -132,7 +132,7 @@ func TestViewHasTheObjectForHooks(t *testing.T) {
 	if v := viewOf(p, []string{"spec.metadata.name"}, false, size); v.pod.Object != nil || v.size != 0 {
 		t.Error("the object is kept without a hook")
 	}
-	for want, v := range map[error]*view{
+	for want, v := range map[any]*view{
 		errEnded: viewOf(p, fields, true, size), errNoRoom: viewOf(p, fields, false, size-1),
 	} {
 		if v.pod.Object != want || v.size != 0 {
@@ -140,7 +140,7 @@ func TestViewHasTheObjectForHooks(t *testing.T) {
 		}
 	}
 	p.Annotations["large"] = strings.Repeat("x", maxObject)
-	if v := viewOf(p, fields, false, maxObjects); v.pod.Object != errTooLarge || v.size != 0 {
+	if v := viewOf(p, fields, false, maxObjects); v.pod.Object != any(errTooLarge) || v.size != 0 {
 		t.Errorf("the object of a large pod is %v", v.pod.Object)
 	}
 }

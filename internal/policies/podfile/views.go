@@ -34,7 +34,7 @@ type Node struct {
 
 // AtNode returns the views of CRI messages: of the sandbox, and of each container. A claim counts as a csi volume.
 func (p Pod) AtNode(n Node) (starts []Start) {
-	api, containers := ViewOf(p.api)
+	api, containers := p.AtAdmission()
 	list := containersOf(&p.api.Spec)
 	for i := -1; i < len(containers); i++ { // first the sandbox
 		var start Start

@@ -37,6 +37,7 @@ func hookDecision(v *policyclient.HookValidator, s admission.Subject) admission.
 	return admission.DecisionOf(v.Validate(context.Background(), s))
 }
 
+// Shows: 004-32
 func TestHooksDecide(t *testing.T) {
 	const ignore = ", failurePolicy: Ignore"
 	answer := func(list ...hookAnswer) func(context.Context, admitRequest) ([]hookAnswer, error) {
@@ -198,6 +199,24 @@ func TestHooksAreNamed(t *testing.T) {
 	}
 }
 
+// Where no hook is asked there is no request, and no allocation.
+// Shows: 004-34
+func TestNoHookIsAsked(t *testing.T) {
+	v := policyclient.NewHookValidator(hooksOf(t, "", ", namespaceSelector: {matchLabels: {a: b}}"),
+		policyclient.HookOptions{Admit: func(context.Context, admitRequest) ([]hookAnswer, error) {
+			t.Error("a request was sent")
+			return nil, nil
+		}})
+	sandbox, other := subject(), subject()
+	sandbox.Stage, sandbox.Container = admission.StageSandbox, nil
+	other.Pod.NamespaceLabels = admission.Set(map[string]string{"a": "c"})
+	for name, s := range map[string]admission.Subject{"another stage": sandbox, "another namespace": other} {
+		if n := testing.AllocsPerRun(100, func() { v.Validate(t.Context(), s) }); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
 // What a tenant can cause is denied with Ignore, too, and no request is sent.
 func TestHooksDenyWhatCannotBeSent(t *testing.T) {
 	v := policyclient.NewHookValidator(hooksOf(t, "", ", failurePolicy: Ignore"), policyclient.HookOptions{
@@ -215,7 +234,6 @@ func TestHooksDenyWhatCannotBeSent(t *testing.T) {
 	for want, s := range map[string]admission.Subject{
 		"more than 960 KiB": large, "namespace of the pod is not known": nowhere, "was not asked": offline,
 	} {
-
 		if reason, text := hookDecision(v, s).Refusal(); reason == "" || !strings.Contains(text, want) {
 			t.Errorf("%s: %q %q", want, reason, text)
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -18,7 +19,10 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -63,6 +67,7 @@ func (p *process) admit(names ...string) policyclient.AdmitRequest {
 	}
 }
 
+// Shows: 004-30
 func TestHooksAreAsked(t *testing.T) {
 	p := prepare(t)
 	seen := make(chan *admissionv1.AdmissionRequest, 2)
@@ -177,7 +182,127 @@ func TestNoCallIsJudgedByHalfASet(t *testing.T) {
 	calls.Wait()
 }
 
+// generatedPod returns a Pod that two hooks judge, with annotations that a user can forge.
+func generatedPod(r *rand.Rand) string {
+	one := func(texts ...string) string { return texts[r.IntN(len(texts))] }
+	container := func(name string) string {
+		return fmt.Sprintf(`{"name":%q,"image":%q%s}`, name, one("registry.example/vendor/db:1", "app:1"),
+			one("", `,"securityContext":{"privileged":true}`))
+	}
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app","namespace":%q,"labels":{%s},`+
+		`"annotations":{"policy.pullgate.dev/mode":"Audit","policy.pullgate.dev/admitted":"true",`+
+		`"policy.pullgate.dev/stage":"RunPodSandbox","policy.pullgate.dev/container":"x",`+
+		`"policy.pullgate.dev/unknown-fields":%q}},"spec":{%s"tolerations":[%s],"initContainers":[%s],`+
+		`"containers":[%s,%s]}}`, one("team", "other"),
+		one("", `"licence":"seat-1"`, `"licence":"none"`, `"team":"a"`, `"licence":"seat-1","team":"a"`),
+		one("", "metadata.labels,spec.containers", "spec.containers[*].image"), one("", `"hostNetwork":true,`),
+		one("", `{"operator":"Exists"}`), one("", container("init")), container("a"), container("b"))
+}
+
+// judgeGenerated denies a vendor's images without a licence, and pods that tolerate everything.
+func judgeGenerated(r *admissionv1.AdmissionRequest) string {
+	var pod struct {
+		Metadata struct{ Labels map[string]string }
+		Spec     struct {
+			Tolerations                []struct{ Operator string }
+			Containers, InitContainers []struct{ Image string }
+		}
+	}
+	if err := json.Unmarshal(r.Object.Raw, &pod); err != nil {
+		return err.Error()
+	}
+	for _, c := range append(pod.Spec.Containers, pod.Spec.InitContainers...) {
+		if strings.Contains(c.Image, "/vendor/") && pod.Metadata.Labels["licence"] != "seat-1" {
+			return "no licence"
+		}
+	}
+	if len(pod.Spec.Tolerations) > 0 {
+		return "tolerates everything"
+	}
+	return ""
+}
+
+// With the pod source, hooks give one answer at the node and in the webhook; without, the node refuses nothing that the
+// webhook admits. What a user writes into annotations changes neither.
+func TestWebhookAndNodeAgreeOnHooks(t *testing.T) {
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(issue(t, ca))
+	p.hook("judges", judgeGenerated)
+	fields := []string{
+		"", "matchConditions: [{name: a, expression: 'request.namespace == \"team\"'}]",
+		"objectSelector: {matchLabels: {team: a}}",
+		"objectSelector: {matchExpressions: [{key: licence, operator: NotIn, values: [none]}]}",
+		"matchConditions: [{name: a, expression: 'object.spec.containers.exists(c, c.image.contains(\"vendor\"))'}]",
+		"matchConditions: [{name: a, expression: 'object.spec.hostNetwork == true'}], " +
+			"objectSelector: {matchLabels: {team: a}}",
+	}
+	file := func(fields string) string {
+		text := strings.Replace(p.hookFile("both", "judges"), "}\nwebhooks",
+			", annotations: {policy.pullgate.dev/at: Both}}\nwebhooks", 1)
+		if fields != "" {
+			text = strings.Replace(text, "sideEffects: None", "sideEffects: None, "+fields, 1)
+		}
+		return text
+	}
+	p.write("policies/both.yaml", file(""))
+	p.start()
+	client, https := p.client(), trusting(ca)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	outcomes := map[string]int{}
+	for _, beside := range fields {
+		p.write("policies/both.yaml", file(beside))
+		set := testkit.Value(policyfiles.Read(policyfiles.Paths{Folder: p.config.Policies}))(t)
+		if _, err := client.Review(t.Context(), p.request()); err != nil { // policyd reads the files
+			t.Fatalf("%s: %v\n%s", beside, err, p.log)
+		}
+		v := policyclient.NewHookValidator(policyfiles.HooksOf(set), policyclient.HookOptions{
+			Admit: client.Admit, PolicyHash: set.Hash, Node: "node-1",
+		})
+		for range 60 {
+			pod := generatedPod(r)
+			parsed := testkit.Value(podfile.Read([]byte(pod)))(t)[0]
+			body := fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1",
+				"kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},"operation":"CREATE",
+				"namespace":%q,"name":"app","object":%s}}`, parsed.Namespace, pod)
+			_, text, err := p.post(https, "/admission/validate?timeout=10s", strings.NewReader(body))
+			testkit.Must(t, err)
+			webhook := strings.Contains(text, `"allowed":true`)
+			for _, source := range []bool{true, false} {
+				for _, s := range parsed.AtNode(podfile.Node{PodSource: source}) {
+					if s.Container == nil {
+						continue
+					}
+					d := admission.DecisionOf(v.Validate(t.Context(), admission.Subject{
+						Stage: admission.StageContainer, Pod: s.Pod, Container: s.Container,
+					}))
+					outcomes[fmt.Sprintf("source %v, webhook %v, node %v", source, webhook, d.Admitted())]++
+					// Conditions on a field that is not known count as met.
+					if source && d.Admitted() != webhook ||
+						!source && webhook && !d.Admitted() && !strings.Contains(beside, "matchConditions") {
+						_, why := d.Refusal()
+						t.Errorf("source %v, %s: the webhook says %s, the node %v %s\nabout %s in\n%s", source, beside, text,
+							d.Admitted(), why, s.Container.Name, pod)
+					}
+				}
+			}
+		}
+	}
+	t.Log(outcomes)
+	for _, o := range []string{
+		"source true, webhook true, node true", "source true, webhook false, node false",
+		"source false, webhook true, node true", "source false, webhook false, node true",
+	} {
+		if outcomes[o] == 0 {
+			t.Errorf("no pod with %s", o)
+		}
+	}
+}
+
 // One file gives the same answer at the node and in admission.
+// Shows: 004-11, 004-13
 func TestHooksInTheWebhook(t *testing.T) {
 	ca := newAuthority(t)
 	p := prepare(t)

@@ -94,6 +94,9 @@ webhooks:
 		!strings.Contains(p.failure.folder.Error(), "client certificate of hook f/a") {
 		t.Errorf("%d backends and hooks are asked, and the error is %v", n, p.failure.folder)
 	}
+	if p.hooksFor("CREATE", "") != nil {
+		t.Error("the webhook asks a hook without one")
+	}
 	if n := strings.Count(log.String(), "Failed to read the policies"); n != 2 {
 		t.Errorf("after a reload %d errors in the log; want two:\n%s", n, &log)
 	}

@@ -38,6 +38,7 @@ func loadHooks(texts ...string) (policyfiles.Hooks, []string, error) {
 	return policyfiles.LoadHooks(files)
 }
 
+// Shows: 004-31, 004-32
 func TestHookHasDefaults(t *testing.T) {
 	hooks, notes, err := loadHooks(hookFile())
 	if err != nil || len(notes) > 0 || len(hooks) != 1 {
@@ -66,6 +67,7 @@ func TestHookOnSocket(t *testing.T) {
 	}
 }
 
+// Shows: 004-33
 func TestHookErrors(t *testing.T) {
 	const rules = `[{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]`
 	second := "- name: check.example.com\n  admissionReviewVersions: [v1]\n" +

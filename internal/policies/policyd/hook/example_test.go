@@ -42,6 +42,10 @@ func TestExampleHook(t *testing.T) {
 	if err != nil || len(notes) > 0 || len(hooks) != 1 || hooks[0].Socket != "/run/licences/hook.sock" {
 		t.Fatalf("LoadHooks() = %+v, %q, %v", hooks, notes, err)
 	}
+	page := string(testkit.Value(os.ReadFile("../../../../docs/hooks.md"))(t))
+	if !strings.Contains(page, strings.ReplaceAll("\n"+strings.TrimSpace(string(file)), "\n", "\n    ")+"\n") {
+		t.Error("docs/hooks.md has another file than licences.yaml")
+	}
 	hooks[0].Socket = socket
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(socket); err == nil {

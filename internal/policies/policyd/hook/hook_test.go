@@ -85,6 +85,7 @@ func ask(t *testing.T, hooks ...policyfiles.Hook) []policyfiles.HookAnswer {
 	return testkit.Value(hook.Ask(t.Context(), clientsOf(t, hooks...), request("ns")))(t)
 }
 
+// Shows: 004-30
 func TestHookIsAsked(t *testing.T) {
 	seen := make(chan admissionv1.AdmissionReview, 1)
 	h := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -118,6 +119,7 @@ func TestHookIsAsked(t *testing.T) {
 	}
 }
 
+// Shows: 004-30
 func TestHookDenies(t *testing.T) {
 	got := ask(t, serve(t, answers(deny("no\x1b[2J\u202e licence"+strings.Repeat("x", 4096)))))
 	if len(got) != 1 || got[0].Allowed || got[0].Failure != "" {
@@ -132,6 +134,7 @@ func TestHookDenies(t *testing.T) {
 }
 
 // Each of these is decided by the failure policy, in time.
+// Shows: 004-12, 004-32
 func TestHookFailures(t *testing.T) {
 	jsonPatch := admissionv1.PatchTypeJSONPatch
 	for name, tc := range map[string]struct {
@@ -256,6 +259,7 @@ func TestHookIsAbsent(t *testing.T) {
 	}
 }
 
+// Shows: 004-11, 004-31
 func TestHooksAreAskedAtTheSameTime(t *testing.T) {
 	slow := func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(500 * time.Millisecond)
@@ -269,6 +273,7 @@ func TestHooksAreAskedAtTheSameTime(t *testing.T) {
 	}
 }
 
+// Shows: 004-11
 func TestDenialCancelsOthers(t *testing.T) {
 	begun, canceled := make(chan struct{}), make(chan struct{})
 	hangs := serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -483,6 +488,7 @@ func TestNamespacesShareTheTurnsOfHooks(t *testing.T) {
 	}
 }
 
+// Shows: 004-30
 func TestHookOverTLS(t *testing.T) {
 	ca := testkit.Value(testkit.NewAuthority("ca"))(t)
 	server := testkit.Value(ca.Issue(pkix.Name{CommonName: "server"}, time.Now().Add(time.Hour)))(t)
