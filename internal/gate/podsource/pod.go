@@ -231,7 +231,10 @@ func viewOf(p *corev1.Pod, fields []string, ended bool, room int) *view {
 	case size > room:
 		v.pod.Object = errNoRoom
 	default:
-		v.pod.Object, v.size = p, size
+		data, err := p.Marshal() // decoded, it would take up to ten times as much
+		if v.pod.Object, v.size = data, size; err != nil {
+			v.pod.Object, v.size = err, 0
+		}
 	}
 	return v
 }

@@ -140,16 +140,19 @@ func (r *Rules) decision(findings []Finding) Decision {
 }
 
 // EvaluateEdited is Evaluate for a subject that is exempt as StartedBefore, and differs from before, which was started.
-// A finding about a rule that before does not meet either is left out: new policies stop no workload that runs.
+// A finding about a rule that before does not meet either is left out: new policies stop no workload that runs. What
+// hooks find is never left out, because a hook names one reason of several.
 func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Decision {
 	r := c.current()
 	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
 		return r.exempted(e)
 	}
-	before.All, edited.All = true, true
-	noAnswer := []Reason{ValidatorFailed, HookUnavailable, ReviewUnavailable}
+	before.All, edited.All, edited.Edited = true, true, true
+	noAnswer := []Reason{ValidatorFailed, ReviewUnavailable}
 	denies := func(f Finding) bool { return f.Answer != Admit && !slices.Contains(noAnswer, f.Reason) }
-	unmet := c.askAll(ctx, r, r.Validators, before)
+	unmet := c.askAll(ctx, r, slices.DeleteFunc(slices.Clone(r.Validators), func(v Named) bool {
+		return v.Name == HookValidator
+	}), before)
 	return r.decision(slices.DeleteFunc(c.askAll(ctx, r, r.Validators, edited), func(f Finding) bool {
 		return denies(f) && slices.ContainsFunc(unmet, func(b Finding) bool {
 			return denies(b) && b.Validator == f.Validator && b.Policy == f.Policy && b.Rule == f.Rule
@@ -206,7 +209,10 @@ func (c *Chain) startedBefore(s *Subject) bool {
 
 // askAll asks the validators in parallel, the first one in the goroutine of the caller.
 func (c *Chain) askAll(ctx context.Context, r *Rules, validators []Named, s Subject) []Finding {
-	if len(validators) == 1 {
+	switch len(validators) {
+	case 0:
+		return nil
+	case 1:
 		return c.ask(ctx, validators[0], r.AuditOnly, s)
 	}
 	each := make([][]Finding, len(validators))

@@ -503,11 +503,7 @@ func TestEvaluateEdited(t *testing.T) {
 		before, edited admission.Subject
 		want           admission.Answer
 	}{
-		"no hook answers about before":    {unasked(admission.HookUnavailable), with("a"), admission.Deny},
 		"no backend answers about before": {unasked(admission.ReviewUnavailable), with("a"), admission.Deny},
-		"no hook answers": {
-			unasked(admission.HookUnavailable), unasked(admission.HookUnavailable), admission.Deny,
-		},
 		"nothing is violated":             {with(), with(), admission.Admit},
 		"nothing else is violated":        {with("a", "b"), with("a"), admission.Admit},
 		"another rule is violated":        {with("a"), with("a", "b"), admission.Deny},
@@ -527,6 +523,21 @@ func TestEvaluateEdited(t *testing.T) {
 			if d := c.EvaluateEdited(t.Context(), tc.before, exempt); !d.Admitted() || d.Exemption != admission.ExemptNamespace {
 				t.Errorf("%s in an exempt namespace: %+v", name, d)
 			}
+		}
+	}
+	// Hooks are not asked about before, also if there is nothing else: what they deny counts.
+	for _, others := range [][]admission.Named{nil, named(listed)} {
+		asked := 0
+		hooks := admission.Named{Name: admission.HookValidator, Validator: validator(
+			func(ctx context.Context, s admission.Subject) []admission.Finding {
+				if asked++; !s.Edited {
+					t.Error("a hook is not told that the pod was edited")
+				}
+				return listed(ctx, s)
+			})}
+		c := admission.New(admission.Rules{Validators: append(others, hooks)}, nil)
+		if d := c.EvaluateEdited(t.Context(), with("a"), with("a")); d.Admitted() || asked != 1 {
+			t.Errorf("hooks were asked %d times; %+v", asked, d)
 		}
 	}
 	var none *admission.Chain

@@ -63,6 +63,9 @@ type Subject struct {
 	DryRun bool
 	// All demands the findings of all rules, also after one that denies.
 	All bool
+	// Edited says that the pod has run, that its labels or annotations were edited since, and that this is its new
+	// sandbox: what validators judge of containers, they must judge now.
+	Edited bool
 }
 
 // An Image is the image of a container as it is on the node. The zero value is an unknown image.

@@ -160,6 +160,11 @@ func (m *merger) mount(cri, api Mount) Mount {
 		}
 		return merged
 	}
+	runs, _ := cri.Type.Effective()
+	if declares, _ := api.Type.Get(); runs == typeCSI && slices.Contains(migrated(), declares) {
+		m.note("volumeType") // the kubelet has a driver mount it
+		return merged
+	}
 	merge(m, "volumeType", &merged.Type, api.Type, equal)
 	if merged.Type != api.Type {
 		return merged
@@ -167,6 +172,15 @@ func (m *merger) mount(cri, api Mount) Mount {
 	merge(m, "hostPath.path", &merged.HostPath, api.HostPath, equal)
 	merged.HostPathType = either(cri.HostPathType, api.HostPathType)
 	return merged
+}
+
+const typeCSI = "csi"
+
+// migrated returns the types of volumes for which kubelets use drivers instead of code of their own.
+func migrated() []string {
+	return []string{
+		"awsElasticBlockStore", "azureDisk", "azureFile", "cinder", "gcePersistentDisk", "portworxVolume", "vsphereVolume",
+	}
 }
 
 // merge keeps the value of the CRI, with the state of the API if the CRI does not know it. A difference is a conflict.

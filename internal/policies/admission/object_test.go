@@ -20,6 +20,11 @@ func TestMergeKeepsTheObjectWithoutConflicts(t *testing.T) {
 		return &admission.Container{Name: "c", Mounts: admission.Set(mounts)}
 	}
 	c, same := &admission.Container{Name: "c", Image: admission.Set("a")}, &admission.Container{Name: "c"}
+	ofType := func(volume string) *admission.Container {
+		return &admission.Container{Name: "c", Mounts: admission.Set([]admission.Mount{
+			{Path: "/x", Volume: admission.Volume{Type: admission.Set(volume)}},
+		})}
+	}
 	for name, tc := range map[string]struct {
 		api                     admission.Pod
 		container, apiContainer *admission.Container
@@ -38,6 +43,12 @@ func TestMergeKeepsTheObjectWithoutConflicts(t *testing.T) {
 		"no object":            {admission.Pod{Object: errors.New("too large")}, c, nil, "too large"},
 		"two mounts at a path, of which the order is unknown": {
 			admission.Pod{Object: object}, mounting("/x", "/x"), mounting("/x", "/x/"), "",
+		},
+		"a volume that a driver mounts": {
+			admission.Pod{Object: object}, ofType("csi"), ofType("azureFile"), "",
+		},
+		"a volume of another type": {
+			admission.Pod{Object: object}, ofType("csi"), ofType("nfs"), "differ about volumeType",
 		},
 		"a mount at a path with two": {
 			admission.Pod{Object: object}, mounting("/x"), mounting("/x", "/x/"), "differ about volumeType",

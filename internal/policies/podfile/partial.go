@@ -32,6 +32,11 @@ func ForHook(s *admission.Subject, stage, node string) (data []byte, unknown []s
 	switch whole := s.Pod.Object.(type) {
 	case *corev1.Pod:
 		pod = wholeOf(whole, s)
+	case []byte: // of the pod source
+		if err := pod.Unmarshal(whole); err != nil {
+			return nil, nil, err
+		}
+		pod = wholeOf(&pod, s)
 	case error:
 		return nil, nil, whole
 	default:

@@ -25,14 +25,14 @@ type AdmitRequest struct {
 	PolicyHash, Namespace, Name, Node string   // the hash is that of the caller's policy files
 	Pod                               []byte   // in JSON
 	Unknown, Hooks                    []string // the paths of the fields of Pod that are not known, and names
-	DryRun, All                       bool     // with All, a denial does not end the requests to the others
+	DryRun                            bool
 }
 
 // Admit returns the answer of each hook, or of those that answered before one denied. Errors are as those of Review.
 func (c *Client) Admit(ctx context.Context, r AdmitRequest) ([]policyfiles.HookAnswer, error) {
 	message := &policyv1.AdmitRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Name: r.Name, Pod: r.Pod, Node: r.Node, Hooks: r.Hooks,
-		DryRun: r.DryRun, UnknownFields: r.Unknown, All: r.All,
+		DryRun: r.DryRun, UnknownFields: r.Unknown,
 	}
 	size := maxTexts
 	for _, name := range r.Hooks {
@@ -121,7 +121,7 @@ func (v *HookValidator) judge(ctx context.Context, s *admission.Subject, again b
 	}
 	r := AdmitRequest{
 		PolicyHash: v.options.PolicyHash, Namespace: s.Pod.Namespace, Name: s.Pod.Name, Node: v.options.Node, Pod: pod,
-		Unknown: unknown, All: s.All, DryRun: s.DryRun,
+		Unknown: unknown, DryRun: s.DryRun,
 	}
 	for i := range hooks {
 		r.Hooks = append(r.Hooks, hooks[i].Name)
@@ -172,7 +172,7 @@ func (v *HookValidator) findings(s *admission.Subject, hooks policyfiles.Hooks, 
 			}
 		}
 	}
-	if len(found) < len(hooks) && (!denied || s.All) {
+	if len(found) < len(hooks) && !denied {
 		return v.failed(s, hooks, fmt.Errorf("%w: it has no answer of some hooks", ErrFailed), 0)
 	}
 	return found

@@ -138,26 +138,6 @@ func TestHooksDecide(t *testing.T) {
 	}
 }
 
-// With All, a denial does not hide what another hook says.
-func TestAllHooksAnswer(t *testing.T) {
-	var asked admitRequest
-	v := policyclient.NewHookValidator(hooksOf(t, "", "", ""), policyclient.HookOptions{
-		Admit: func(_ context.Context, r admitRequest) ([]hookAnswer, error) {
-			asked = r
-			return []hookAnswer{{Hook: "f/a", Message: "no"}}, nil
-		},
-	})
-	s := subject()
-	for _, all := range []bool{false, true} {
-		s.All, s.DryRun = all, all
-		found := v.Validate(t.Context(), s)
-		if asked.All != all || asked.DryRun != all || len(found) != map[bool]int{false: 1, true: 2}[all] ||
-			found[0].Answer != admission.Deny {
-			t.Errorf("all %v: asked %+v, findings %+v", all, asked, found)
-		}
-	}
-}
-
 func TestHooksAreNamed(t *testing.T) {
 	var asked []admitRequest
 	options := policyclient.HookOptions{PolicyHash: "h", Node: "node-1", Admit: func(_ context.Context, r admitRequest) (

@@ -194,7 +194,7 @@ func (s *nodeServer) Admit(ctx context.Context, r *policyv1.AdmitRequest) (*poli
 		return nil, status.Errorf(codes.InvalidArgument, "hooks %.200q are not all in the policy files", r.GetHooks())
 	}
 	answers, err := hook.Ask(ctx, clients, hook.Request{
-		Observe: s.metrics.hookAnswered, Unknown: r.GetUnknownFields(), All: r.GetAll(),
+		Observe: s.metrics.hookAnswered, Unknown: r.GetUnknownFields(),
 		Admission: hook.Creation(admissionv1.AdmissionRequest{
 			Namespace: r.GetNamespace(), Name: r.GetName(), DryRun: new(r.GetDryRun()),
 			UserInfo: authenticationv1.UserInfo{Username: "system:node:" + r.GetNode(), Groups: []string{"system:nodes"}},

@@ -62,11 +62,12 @@ type Hook struct {
 // Hooks are those of all files, in the order of the names of the files and then of the webhooks.
 type Hooks []Hook
 
-// For returns the hooks that are asked about a pod at a stage of the node. What is not known can be selected.
+// For returns the hooks that are asked about a pod at a stage of the node, of an edited pod those of all stages. What
+// is not known can be selected.
 func (h Hooks) For(s *admission.Subject) (asked Hooks) {
 	stage := StageName(s.Stage)
 	for i := range h {
-		if h[i].AtNode() && slices.Contains(h[i].Stages, stage) && h[i].Selects(&s.Pod) {
+		if h[i].AtNode() && (s.Edited || slices.Contains(h[i].Stages, stage)) && h[i].Selects(&s.Pod) {
 			asked = append(asked, h[i])
 		}
 	}
@@ -350,6 +351,9 @@ func (c *checker) rules(at *field.Path, rules []ivpResource, h *Hook) {
 		h.Ephemeral = h.Ephemeral || ephemeral
 		c.NoteIf(!(whole && (create || update)) && !ephemeral, at.Index(i),
 			"no effect; pullgate asks hooks about pods that are created or updated")
+		resize := pods && update && has(r.Resources, "pods/resize", "pods/*", "*/*", "*/resize")
+		c.NoteIf(resize, at.Index(i).Child("resources"),
+			"pods/resize has no effect; pullgate asks no hook about the resources of a pod that runs")
 	}
 }
 

@@ -146,6 +146,12 @@ func TestHookNotes(t *testing.T) {
 		"webhooks[0].rules[1]: no effect") {
 		t.Errorf("LoadHooks() = %v, %q, %v; want a note about the second rule", hooks, notes, err)
 	}
+	resize := hookFile("operations: [CREATE]", "operations: [CREATE, UPDATE]",
+		"resources: [pods]", "resources: [pods, 'pods/*']")
+	if _, notes, err := loadHooks(resize); err != nil || len(notes) != 1 ||
+		!strings.Contains(notes[0], "pods/resize has no effect") {
+		t.Errorf("LoadHooks() = %q, %v; want a note about pods/resize", notes, err)
+	}
 }
 
 func TestHooksAreOrdered(t *testing.T) {

@@ -196,7 +196,6 @@ type Request struct {
 	Admission admissionv1.AdmissionRequest // without a UID, which each call of Ask chooses
 	// Unknown are the paths of the fields of the pod that are not known. Conditions on one of them count as met.
 	Unknown []string
-	All     bool // a denial does not cancel the other requests
 	Observe func(hook, outcome string, took time.Duration)
 }
 
@@ -265,7 +264,7 @@ func Prepare(ctx context.Context, clients []*Client, r Request) (*Prepared, erro
 }
 
 // Ask asks all clients at the same time, and returns one answer of each in their order. After a denial by a hook that
-// is not in audit mode the requests in progress are canceled, unless All is set, and there is no answer of them.
+// is not in audit mode the requests in progress are canceled, and there is no answer of them.
 func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -290,7 +289,7 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 		if r.Observe != nil {
 			r.Observe(c.Name, outcomeOf(a), a.Took)
 		}
-		if !a.Allowed && !c.Audit && !r.All {
+		if !a.Allowed && !c.Audit {
 			cancel()
 		}
 	})

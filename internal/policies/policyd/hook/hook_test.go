@@ -292,13 +292,6 @@ func TestDenialCancelsOthers(t *testing.T) {
 	if len(got) != 1 || got[0].Allowed || got[0].Message != "no" {
 		t.Errorf("Ask() = %+v; want only the denial", got)
 	}
-	begun, canceled = make(chan struct{}), make(chan struct{})
-	hangs.Timeout = time.Second
-	all := request("ns")
-	all.All = true
-	if got := testkit.Value(hook.Ask(t.Context(), clientsOf(t, hangs, denies), all))(t); len(got) != 2 {
-		t.Errorf("Ask() = %+v; want all answers", got)
-	}
 	denies.Audit = true
 	hangs2 := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)

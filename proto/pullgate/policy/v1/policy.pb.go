@@ -50,8 +50,6 @@ type AdmitRequest struct {
 	DryRun bool `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// The paths of the fields of the pod that are not known. A hook with conditions on one of them is asked.
 	UnknownFields []string `protobuf:"bytes,8,rep,name=unknown_fields,json=unknownFields,proto3" json:"unknown_fields,omitempty"`
-	// Whether all hooks are asked to the end. Otherwise a denial ends the requests to the others.
-	All           bool `protobuf:"varint,9,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -140,13 +138,6 @@ func (x *AdmitRequest) GetUnknownFields() []string {
 		return x.UnknownFields
 	}
 	return nil
-}
-
-func (x *AdmitRequest) GetAll() bool {
-	if x != nil {
-		return x.All
-	}
-	return false
 }
 
 // AdmitResponse is what the hooks answered.
@@ -1129,7 +1120,7 @@ var File_pullgate_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xef\x01\n" +
+	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdd\x01\n" +
 	"\fAdmitRequest\x12\x1f\n" +
 	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
 	"policyHash\x12\x1c\n" +
@@ -1139,8 +1130,7 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x14\n" +
 	"\x05hooks\x18\x06 \x03(\tR\x05hooks\x12\x17\n" +
 	"\adry_run\x18\a \x01(\bR\x06dryRun\x12%\n" +
-	"\x0eunknown_fields\x18\b \x03(\tR\runknownFields\x12\x10\n" +
-	"\x03all\x18\t \x01(\bR\x03all\"j\n" +
+	"\x0eunknown_fields\x18\b \x03(\tR\runknownFields\"j\n" +
 	"\rAdmitResponse\x12\x1f\n" +
 	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
 	"policyHash\x128\n" +
