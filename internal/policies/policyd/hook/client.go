@@ -338,7 +338,8 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 		if limit >= c.Timeout/2 {
 			c.circuit.note(namespace, true)
 		}
-		return a, fmt.Errorf("%w after %v", outbound.ErrTimedOut, limit.Round(time.Millisecond))
+		// the connection has a limit of its own
+		return a, fmt.Errorf("%w after %v", outbound.ErrTimedOut, min(limit, time.Since(begun)).Round(time.Millisecond))
 	case err != nil:
 		if p, ok := errors.AsType[*inflight.PanicError](err); ok {
 			panic(p)

@@ -7,9 +7,10 @@
 //
 // # Failures
 //
-// A hook is asked once, within its timeoutSeconds. A redirect, another status than 2xx, an answer that is too large or
-// is not valid, and no answer in time, are failures, about which the failure policy of the hook decides. Some cases
-// deny whatever that is, because a tenant could cause them: see [ErrBusy] and [ErrTooLarge].
+// A hook is asked once, within its timeoutSeconds; again if it closes an idle connection. A redirect, another status
+// than 2xx, an answer that is too large or is not valid, and no answer in time, are failures, about which the failure
+// policy of the hook decides. Some cases deny whatever that is, because a tenant could cause them: see [ErrBusy] and
+// [ErrTooLarge].
 //
 // After five time-outs in a row, the failure policy decides at once for 30 seconds about pods of the namespaces whose
 // requests timed out. A valid answer about any pod ends this.

@@ -25,7 +25,7 @@ const (
 	maxRetryAfter  = time.Hour
 )
 
-// ErrTimedOut is wrapped by the error of a request whose deadline has passed.
+// ErrTimedOut is wrapped by the error of a request whose deadline, or limit to connect, has passed.
 var ErrTimedOut = errors.New("timed out")
 
 // NewTransport uses HTTP/1.1: with HTTP/2, one connection on which no packets arrive any more would delay all requests.
@@ -73,6 +73,8 @@ func Post(ctx context.Context, by http.RoundTripper, url string, body []byte, au
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json")
 	req.Header.Set("User-Agent", "pullgate-policyd")
+	// The header is not sent. It makes the transport use another connection if the program closes an idle one.
+	req.Header["Idempotency-Key"] = nil
 	if authorize != nil {
 		authorize(req)
 	}
@@ -100,6 +102,9 @@ func Post(ctx context.Context, by http.RoundTripper, url string, body []byte, au
 func notAnswered(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return Failed("%w", ErrTimedOut)
+	}
+	if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
+		return Failed("%w: %w", ErrTimedOut, err)
 	}
 	closed := slices.ContainsFunc([]error{
 		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF,
