@@ -844,11 +844,12 @@ func TestReviews(t *testing.T) {
 	play(t, rows, func(n *testNode) { n.reviews() })
 }
 
-// hooks adds a hook to the policy files of a node.
-func (n *testNode) hooks(answer *policyv1.HookResult) {
+// hooks adds a hook to the policy files of a node, with texts replaced in its file.
+func (n *testNode) hooks(answer *policyv1.HookResult, replace ...string) {
 	n.t.Helper()
 	s := n.reviews()
-	n.file("/etc/pullgate/policies/hook.yaml", 0o644, `apiVersion: admissionregistration.k8s.io/v1
+	n.file("/etc/pullgate/policies/hook.yaml", 0o644, strings.NewReplacer(replace...).Replace(
+		`apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingWebhookConfiguration
 metadata: {name: licences, annotations: {policy.pullgate.dev/client-certificate: /etc/pullgate/hook}}
 webhooks:
@@ -857,7 +858,7 @@ webhooks:
   clientConfig: {url: "https://hook.example/check?token=SECRET"}
   rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
   sideEffects: None
-`)
+`))
 	n.file("/etc/pullgate/hook/tls.crt", 0o644, "x")
 	n.file("/etc/pullgate/hook/tls.key", 0o640, "x")
 	n.must(os.Chown(n.path("/etc/pullgate/hook/tls.key"), 0, policydGroup))
@@ -868,6 +869,10 @@ webhooks:
 }
 
 func TestHooksAnswer(t *testing.T) {
+	onASocket := []string{
+		"https://hook.example/check?token=SECRET", "unix:///run/licences/s",
+		", annotations: {policy.pullgate.dev/client-certificate: /etc/pullgate/hook}", "",
+	}
 	play(t, []row{
 		{"allowed", func(n *testNode) { n.hooks(&policyv1.HookResult{Allowed: true}) }},
 		{"denied", func(n *testNode) { n.hooks(&policyv1.HookResult{Message: "no licence"}) }},
@@ -876,6 +881,19 @@ func TestHooksAnswer(t *testing.T) {
 		{"a key for everyone", func(n *testNode) {
 			n.hooks(&policyv1.HookResult{Allowed: true})
 			n.must(os.Chmod(n.path("/etc/pullgate/hook/tls.key"), 0o644))
+		}},
+		{"a socket that is absent", func(n *testNode) { n.hooks(&policyv1.HookResult{Allowed: true}, onASocket...) }},
+		{"a file instead of a socket", func(n *testNode) {
+			n.hooks(&policyv1.HookResult{Allowed: true}, onASocket...)
+			n.file("/run/licences/s", 0o666, "")
+		}},
+		{"a socket that others can replace", func(n *testNode) {
+			n.hooks(&policyv1.HookResult{Allowed: true}, onASocket...)
+			n.must(os.MkdirAll(n.path("/run/licences"), 0o755))
+			l, err := net.Listen("unix", n.path("/run/licences/s"))
+			n.must(err)
+			n.t.Cleanup(func() { _ = l.Close() })
+			n.must(os.Chmod(n.path("/run/licences"), 0o777))
 		}},
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -212,6 +213,13 @@ func (n Node) policydFiles(ctx context.Context, backends policyfiles.Backends,
 		if dir := hooks[i].Certificate; dir != "" {
 			needs(filepath.Join(dir, "tls.crt"), false)
 			needs(filepath.Join(dir, "tls.key"), true)
+		}
+		if path := hooks[i].Socket; path != "" {
+			err := sockets.Check(n.Path(path))
+			if _, unseen := errors.AsType[*fs.PathError](err); err != nil && !unseen {
+				all = append(all, fail("chmod go-w "+filepath.Dir(path)+", or correct clientConfig in "+hooks[i].File,
+					"hook %s is not asked: %v", hooks[i].Name, err)...)
+			}
 		}
 	}
 	if len(all) == 0 {

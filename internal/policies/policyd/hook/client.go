@@ -27,6 +27,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/policyd/outbound"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -90,6 +91,9 @@ func targetOf(h policyfiles.Hook) (*target, error) {
 	if h.Socket != "" {
 		t.transport.Proxy = nil
 		t.transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			if err := sockets.Check(h.Socket); err != nil {
+				return nil, err
+			}
 			return (&net.Dialer{}).DialContext(ctx, "unix", h.Socket)
 		}
 	}

@@ -385,6 +385,16 @@ func TestCircuitForgets(t *testing.T) {
 	})
 }
 
+// A socket that another user can replace gets no pod.
+func TestSocketOfAHook(t *testing.T) {
+	h := serve(t, answers(allow))
+	testkit.Must(t, os.Chmod(filepath.Dir(h.Socket), 0o777))
+	if got := ask(t, h); len(got) != 1 || got[0].Allowed || !strings.Contains(got[0].Failure, "can replace the socket") {
+		t.Errorf("Ask() = %+v", got)
+	}
+	testkit.Must(t, os.Chmod(filepath.Dir(h.Socket), 0o755))
+}
+
 // An API server waits as long as the hook may take, and the webhook answers before.
 func TestCircuitOpensInAdmission(t *testing.T) {
 	h := serve(t, func(_ http.ResponseWriter, r *http.Request) {
