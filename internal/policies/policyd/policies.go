@@ -172,7 +172,8 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	}
 	restrictions, backends := policyfiles.Restrictions(set), policyfiles.BackendsOf(set)
 	hooks := policyfiles.HooksOf(set)
-	if err := hook.Check(hooks); err != nil { // before anything is changed
+	checked, err := hook.Check(hooks) // before anything is changed
+	if err != nil {
 		return err
 	}
 	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions) || hooks.NeedNamespaces()); err != nil {
@@ -181,9 +182,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	if err := p.backends.Replace(backends); err != nil {
 		return err
 	}
-	if err := p.hooks.Replace(hooks); err != nil {
-		return err
-	}
+	p.hooks.Replace(checked)
 	rules := admission.Rules{PolicyHash: set.Hash}
 	if restrictions.Len() > 0 {
 		validator := restriction.NewValidator(restrictions, restriction.Options{From: restriction.Admission})

@@ -234,7 +234,7 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	if err := clients.Replace(backends); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
-	if err := hook.Check(policyfiles.HooksOf(set)); err != nil {
+	if _, err := hook.Check(policyfiles.HooksOf(set)); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
 	h := c.HTTPS

@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -38,16 +39,13 @@ const (
 	// maxPerNamespace and outbound.MaxConnections are how many requests to a hook are sent at the same time for one
 	// namespace, and for all.
 	maxPerNamespace = 8
-	// maxWaiting and maxWaitingPerNamespace bound the bytes of requests; perRequest is what one takes beside its body.
-	maxWaiting, maxWaitingPerNamespace = 64 << 20, 8 << 20
-	perRequest                         = 16 << 10
-	maxBody                            = 7 << 20 // bounds a request: two objects of 3 MiB, the limit of an API server
+	maxBody         = 7 << 20 // bounds the objects of a request: two of 3 MiB, the limit of an API server
 
 	maxCertificate = 1 << 20
 	maxTexts       = 8 << 10 // bounds the audit annotations, and the warnings, of an answer, in bytes
 	maxKey         = 63      // bytes of the key of an audit annotation
 
-	openAfter = 5 // time-outs in a row
+	openAfter = 5 // time-outs in a row, and namespaces with one
 	openFor   = 30 * time.Second
 	// maxNamespaces and maxNamespace bound what a circuit keeps.
 	maxNamespaces, maxNamespace = 1024, 63
@@ -123,12 +121,12 @@ type Client struct {
 	inFlight   *inflight.Group[uint64, []byte] // with the namespaces as tenants, and a new key for each request
 	key        atomic.Uint64
 	circuit    circuit
+	shared     *shared
 }
 
-func newClient(h policyfiles.Hook, t *target) *Client {
-	c := &Client{Hook: h, inFlight: inflight.New[uint64, []byte](inflight.Limits{
-		PerTenant: maxPerNamespace, Total: outbound.MaxConnections,
-		TenantSize: maxWaitingPerNamespace, TotalSize: maxWaiting, Wait: h.Timeout,
+func newClient(h policyfiles.Hook, t *target, s *shared) *Client {
+	c := &Client{Hook: h, shared: s, inFlight: inflight.New[uint64, []byte](inflight.Limits{
+		PerTenant: maxPerNamespace, Total: outbound.MaxConnections, Wait: h.Timeout,
 	}, nil)}
 	c.target.Store(t)
 	c.conditions, _ = conditionsOf(h) // checked has found no error
@@ -155,18 +153,21 @@ func (c *Client) Close() {
 	c.CloseIdle()
 }
 
-// A circuit counts time-outs in a row.
+// A circuit has the time-outs of each namespace since the last answer.
 type circuit struct {
-	mu         sync.Mutex
-	timeouts   int
-	namespaces map[string]bool // of the requests that timed out
-	until      time.Time
+	mu       sync.Mutex
+	timeouts map[string]timeouts
+}
+
+type timeouts struct {
+	count int
+	until time.Time // the hook is not asked before
 }
 
 func (c *circuit) open(namespace string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.namespaces[namespaceKey(namespace)] && time.Now().Before(c.until)
+	return time.Now().Before(c.timeouts[namespaceKey(namespace)].until)
 }
 
 func namespaceKey(name string) string { return strings.Clone(name[:min(len(name), maxNamespace)]) }
@@ -174,25 +175,35 @@ func namespaceKey(name string) string { return strings.Clone(name[:min(len(name)
 func (c *circuit) anyOpen() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return time.Now().Before(c.until)
+	for _, t := range c.timeouts {
+		if time.Now().Before(t.until) {
+			return true
+		}
+	}
+	return false
 }
 
+// note opens a circuit for a namespace after five time-outs of its own: a tenant opens it for no other. Where five
+// namespaces have time-outs and none has an answer, the hook is down, and two are enough.
 func (c *circuit) note(namespace string, timedOut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !timedOut {
-		c.timeouts, c.namespaces, c.until = 0, nil, time.Time{}
+		c.timeouts = nil
 		return
 	}
-	if c.namespaces == nil || !c.until.IsZero() && time.Now().After(c.until) {
-		c.namespaces = map[string]bool{}
+	if c.timeouts == nil {
+		c.timeouts = map[string]timeouts{}
 	}
-	if len(c.namespaces) < maxNamespaces {
-		c.namespaces[namespaceKey(namespace)] = true
+	key := namespaceKey(namespace)
+	t, known := c.timeouts[key]
+	if !known && len(c.timeouts) == maxNamespaces {
+		return
 	}
-	if c.timeouts++; c.timeouts >= openAfter {
-		c.until = time.Now().Add(openFor)
+	if t.count++; t.count >= openAfter || t.count > 1 && len(c.timeouts) >= openAfter {
+		t.until = time.Now().Add(openFor)
 	}
+	c.timeouts[key] = t
 }
 
 // A Request is what hooks are asked about: one pod.
@@ -242,34 +253,88 @@ type Prepared struct {
 	clients []*Client
 	skipped []bool // by client: its conditions are not met
 	body    []byte
+	refused error  // why no client is asked; nil if they are
+	release func() // gives back what the request takes of the budget
 }
 
-// Prepare encodes a request, and evaluates the conditions of the clients.
+// Prepare encodes a request, and evaluates the conditions of the clients, of which there is at least one and which are
+// of one set. Unless there is an error, the caller must call Ask.
 func Prepare(ctx context.Context, clients []*Client, r Request) (*Prepared, error) {
-	r.Admission.UID = uuid.NewUUID()
-	body, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: typeMeta, Request: &r.Admission})
-	if err != nil {
-		return nil, err
+	s, namespace := clients[0].shared, r.Admission.Namespace
+	p := &Prepared{clients: clients, skipped: make([]bool, len(clients)), release: func() {}}
+	objects := len(r.Admission.Object.Raw) + len(r.Admission.OldObject.Raw)
+	size := objects + len(clients)*perRequest
+	switch {
+	case objects > maxBody:
+		p.refused = fmt.Errorf("%w: more than %d MiB", ErrTooLarge, maxBody>>20)
+	case !s.waiting.take(namespace, size):
+		p.refused = ErrBusy
+	default:
+		p.release = func() { s.waiting.give(namespace, size) }
+		if err := p.fill(ctx, s, &r); err != nil {
+			return nil, err
+		}
 	}
 	r.Admission.Object.Raw, r.Admission.OldObject.Raw = nil, nil
-	p := &Prepared{Request: r, clients: clients, skipped: make([]bool, len(clients)), body: body}
-	var document map[string]any // it takes much memory
-	for i, c := range clients {
-		if c.conditions == nil || c.conditions.Needs(r.Unknown) {
-			continue
-		}
-		if document == nil {
-			// without a document, conditions cannot be evaluated
-			_ = kjson.UnmarshalCaseSensitivePreserveInts(body, &document)
-		}
-		p.skipped[i] = !c.conditions.Selects(ctx, document)
-	}
+	p.Request = r
 	return p, nil
+}
+
+func (r *Prepared) fill(ctx context.Context, s *shared, request *Request) (err error) {
+	filled := false
+	defer func() {
+		if !filled { // also after a panic
+			r.release()
+		}
+	}()
+	request.Admission.UID = uuid.NewUUID()
+	if r.body, err = encode(&request.Admission); err == nil {
+		err = r.evaluate(ctx, s, request.Admission.Namespace, request.Unknown)
+	}
+	filled = err == nil
+	return err
+}
+
+// encode escapes no characters for HTML: a tenant could make the request six times as large as its objects.
+func encode(r *admissionv1.AdmissionRequest) ([]byte, error) {
+	var body bytes.Buffer
+	e := json.NewEncoder(&body)
+	e.SetEscapeHTML(false)
+	err := e.Encode(admissionv1.AdmissionReview{TypeMeta: typeMeta, Request: r})
+	return body.Bytes(), err
+}
+
+func (r *Prepared) evaluate(ctx context.Context, s *shared, namespace string, unknown []string) (err error) {
+	decides := func(c *Client) bool { return c.conditions != nil && !c.conditions.Needs(unknown) }
+	if !slices.ContainsFunc(r.clients, decides) {
+		return nil
+	}
+	r.skipped, err = s.evaluating.Do(ctx, s.key.Add(1), inflight.Work[[]bool]{
+		Tenant: namespace, Run: func(ctx context.Context, _ inflight.Turn[[]bool]) ([]bool, error) {
+			skipped := make([]bool, len(r.clients))
+			var document map[string]any // it can take many times the memory of the body
+			// without a document, conditions cannot be evaluated
+			_ = kjson.UnmarshalCaseSensitivePreserveInts(r.body, &document)
+			for i, c := range r.clients {
+				skipped[i] = decides(c) && !c.conditions.Selects(ctx, document)
+			}
+			return skipped, nil
+		},
+	})
+	panicAgain(err)
+	return err
+}
+
+func panicAgain(err error) {
+	if p, ok := errors.AsType[*inflight.PanicError](err); ok {
+		panic(p)
+	}
 }
 
 // Ask asks all clients at the same time, and returns one answer of each in their order. After a denial by a hook that
 // is not in audit mode the requests in progress are canceled, and there is no answer of them.
 func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
+	defer r.release()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	answers := make([]policyfiles.HookAnswer, len(r.clients))
@@ -279,7 +344,10 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 			answers[i] = policyfiles.HookAnswer{Hook: c.Name, Allowed: true, Message: "its matchConditions are not met"}
 			return
 		}
-		a, err := c.ask(ctx, r.Admission.Namespace, r.Admission.UID, r.body)
+		a, err := policyfiles.HookAnswer{}, r.refused
+		if err == nil {
+			a, err = c.ask(ctx, r.Admission.Namespace, r.Admission.UID, r.body)
+		}
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 			return // the caller has left, or another hook denied
 		}
@@ -303,9 +371,6 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body []byte) (a policyfiles.HookAnswer,
 	_ error,
 ) {
-	if len(body) > maxBody {
-		return a, fmt.Errorf("%w: more than %d MiB", ErrTooLarge, maxBody>>20)
-	}
 	if c.circuit.open(namespace) {
 		return a, errOpen
 	}
@@ -317,7 +382,7 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 	begun := time.Now()
 	late := false // it is read after the end of the work alone
 	got, err := c.inFlight.Do(ctx, c.key.Add(1), inflight.Work[[]byte]{
-		Tenant: namespace, Size: int64(len(body) + perRequest),
+		Tenant: namespace,
 		Run: func(ctx context.Context, turn inflight.Turn[[]byte]) ([]byte, error) {
 			late = turn.Waited
 			limited, cancel := context.WithDeadline(ctx, begun.Add(limit))
@@ -334,7 +399,7 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 	switch {
 	case left && errors.Is(err, context.Canceled):
 		return a, context.Canceled
-	case left, errors.Is(err, inflight.ErrFull), errors.Is(err, inflight.ErrNoTurn), timedOut && late:
+	case left, errors.Is(err, inflight.ErrNoTurn), timedOut && late:
 		return a, ErrBusy // the hook had no time to answer
 	case errors.Is(err, inflight.ErrClosed):
 		return a, ErrClosed
@@ -345,9 +410,7 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 		// the connection has a limit of its own
 		return a, fmt.Errorf("%w after %v", outbound.ErrTimedOut, min(limit, time.Since(begun)).Round(time.Millisecond))
 	case err != nil:
-		if p, ok := errors.AsType[*inflight.PanicError](err); ok {
-			panic(p)
-		}
+		panicAgain(err)
 		return a, ofTenant(err)
 	}
 	c.circuit.note(namespace, false)

@@ -12,6 +12,10 @@
 // policy of the hook decides. Some cases deny whatever that is, because a tenant could cause them: see [ErrBusy] and
 // [ErrTooLarge].
 //
-// After five time-outs in a row, the failure policy decides at once for 30 seconds about pods of the namespaces whose
-// requests timed out. A valid answer about any pod ends this.
+// After five time-outs in a row of a namespace, the failure policy decides at once for 30 seconds about its pods. While
+// five namespaces have time-outs, two are enough. An answer about any pod ends this.
+//
+// # Memory
+//
+// All hooks share one budget for the bytes of requests, in which each namespace has a part.
 package hook

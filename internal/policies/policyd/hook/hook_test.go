@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -70,8 +71,13 @@ func clientsOf(t *testing.T, hooks ...policyfiles.Hook) []*hook.Client {
 	t.Helper()
 	var s hook.Set
 	t.Cleanup(s.Close)
-	testkit.Must(t, s.Replace(hooks))
+	replace(t, &s, hooks...)
 	return s.Clients()
+}
+
+func replace(t testing.TB, s *hook.Set, hooks ...policyfiles.Hook) {
+	t.Helper()
+	s.Replace(testkit.Value(hook.Check(hooks))(t))
 }
 
 func request(namespace string) hook.Request {
@@ -247,7 +253,7 @@ func TestHookHasMatchConditions(t *testing.T) {
 		}
 	}
 	h.Conditions.Conditions = []requirement.Expression{{Text: "request.nothing == 1", At: "webhooks[0]"}}
-	if err := hook.Check(policyfiles.Hooks{h}); err == nil || !strings.Contains(err.Error(), "request has no nothing") {
+	if _, err := hook.Check(policyfiles.Hooks{h}); err == nil || !strings.Contains(err.Error(), "request has no nothing") {
 		t.Errorf("Check() = %v", err)
 	}
 }
@@ -337,7 +343,7 @@ func TestCircuit(t *testing.T) {
 	h.Timeout = 50 * time.Millisecond
 	var s hook.Set
 	t.Cleanup(s.Close)
-	testkit.Must(t, s.Replace(policyfiles.Hooks{h}))
+	replace(t, &s, h)
 	askAbout := func(namespace string) policyfiles.HookAnswer {
 		return testkit.Value(hook.Ask(t.Context(), s.Clients(), request(namespace)))(t)[0]
 	}
@@ -364,25 +370,189 @@ func TestCircuit(t *testing.T) {
 	}
 }
 
-// What a circuit keeps is bounded, and a namespace that timed out long ago is asked again.
-func TestCircuitForgets(t *testing.T) {
+// A namespace opens a circuit for itself alone, unless the hook answers nobody.
+func TestCircuitOfANamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c hook.Circuit
-		for i := range 3000 {
+		note := func(n int, namespace string) {
+			for range n {
+				c.Note(namespace, true)
+			}
+		}
+		is := func(namespace string, want bool) {
+			t.Helper()
+			if c.Open(namespace) != want {
+				t.Errorf("open for %s: %v", namespace, !want)
+			}
+		}
+		note(4, "tenant")
+		is("tenant", false)
+		note(1, "tenant")
+		note(1, "victim")
+		is("tenant", true)
+		is("victim", false)
+		time.Sleep(20 * time.Second)
+		note(5, "tenant-2")
+		note(3, "victim")
+		time.Sleep(11 * time.Second)
+		is("tenant", false) // that of another namespace does not prolong it
+		is("tenant-2", true)
+		is("victim", false)
+		note(1, "tenant")
+		is("tenant", true) // at once after 30 s
+		c.Note("other", false)
+		for _, namespace := range []string{"tenant", "tenant-2", "victim"} {
+			is(namespace, false)
+		}
+		for i := range 6 { // the hook is down
+			note(1, fmt.Sprint("ns-", i))
+			is(fmt.Sprint("ns-", i), false)
+		}
+		note(1, "ns-0")
+		is("ns-0", true)
+		is("ns-1", false)
+		is("other", false)
+	})
+}
+
+// What a circuit keeps is bounded. Namespaces that do not fit are asked, and change nothing for others.
+func TestCircuitIsBounded(t *testing.T) {
+	var c hook.Circuit
+	for i := range 3000 {
+		for range 2 {
 			c.Note(fmt.Sprintf("ns-%d%s", i, strings.Repeat("x", 100)), true)
 		}
-		if names, size := c.Kept(); names != 1024 || size > 1024*63 {
-			t.Errorf("it has %d namespaces with %d bytes", names, size)
+	}
+	if names, size := c.Kept(); names != 1024 || size > 1024*63 {
+		t.Errorf("it has %d namespaces with %d bytes", names, size)
+	}
+	if !c.Open("ns-10"+strings.Repeat("x", 100)) || c.Open("ns-2000"+strings.Repeat("x", 100)) {
+		t.Error("it must be open for a namespace that fits, and no other")
+	}
+}
+
+// Requests take a part of one budget, in which a tenant with some namespaces leaves room for others.
+func TestBudget(t *testing.T) {
+	const mib = 1 << 20
+	var b hook.Budget
+	take := func(namespace string, size int, want bool) {
+		t.Helper()
+		if b.Take(namespace, size) != want {
+			t.Errorf("%d bytes of %s: %v", size, namespace, !want)
 		}
-		if !c.Open("ns-1"+strings.Repeat("x", 100)) || c.Open("other") {
-			t.Error("it must be open for a namespace that timed out, and no other")
+	}
+	take("tenant", 7*mib, true)
+	take("tenant", 2*mib, false) // 8 MiB for each
+	for i := range 4 {
+		take(fmt.Sprint("large-", i), 7*mib, true)
+	}
+	take("large-4", 7*mib, false) // all of them have 32 MiB, and 1 MiB each beside it
+	take("large-4", 3*mib, true)
+	take("large-4", 1, false)
+	for i := range 26 {
+		take(fmt.Sprint("small-", i), mib, true)
+		take(fmt.Sprint("small-", i), 1, false)
+	}
+	take("last", 1, false) // 64 MiB
+	b.Give("large-4", 3*mib)
+	take("last", 2*mib, true)
+	b.Give("last", 2*mib)
+	b.Give("tenant", 7*mib)
+	for i := range 26 {
+		b.Give(fmt.Sprint("small-", i), mib)
+	}
+	for i := range 4 {
+		b.Give(fmt.Sprint("large-", i), 7*mib)
+	}
+	if !b.Unused() {
+		t.Errorf("after all requests it has %+v", &b)
+	}
+}
+
+// All hooks share the budget. What does not fit is denied, with Ignore too, and gets no turn.
+func TestHooksShareTheBudget(t *testing.T) {
+	a, b := serve(t, answers(allow)), serve(t, answers(allow))
+	a.Name, b.FailOpen, b.Timeout = "f/a", true, 10*time.Second
+	clients := clientsOf(t, a, b)
+	about := func(namespace string, size int) hook.Request {
+		r := request(namespace)
+		r.Admission.Object.Raw = []byte(`{"kind":"Pod","x":"` + strings.Repeat("x", size) + `"}`)
+		return r
+	}
+	large := testkit.Value(hook.Prepare(t.Context(), clients[:1], about("tenant", 5<<20)))(t)
+	got := testkit.Value(hook.Ask(t.Context(), clients[1:], about("tenant", 4<<20)))(t)
+	if len(got) != 1 || got[0].Allowed || got[0].Failure != hook.ErrBusy.Error() {
+		t.Errorf("with 9 MiB of a namespace: %+v", got)
+	}
+	got = testkit.Value(hook.Ask(t.Context(), clients[1:], about("tenant", 8<<20)))(t)
+	if len(got) != 1 || got[0].Allowed || !strings.Contains(got[0].Failure, hook.ErrTooLarge.Error()) {
+		t.Errorf("with 8 MiB in one request: %+v", got)
+	}
+	for _, namespace := range []string{"other", "tenant"} {
+		got = testkit.Value(hook.Ask(t.Context(), clients[1:], about(namespace, 1<<20)))(t)
+		if len(got) != 1 || !got[0].Allowed || got[0].Failure != "" {
+			t.Errorf("%s: %+v", namespace, got)
 		}
-		time.Sleep(31 * time.Second)
-		c.Note("other", true)
-		if c.Open("ns-1"+strings.Repeat("x", 100)) || !c.Open("other") {
-			t.Error("after 30 s one more time-out must open it for that namespace alone")
+	}
+	large.Ask(t.Context())
+	invalid := request("ns")
+	invalid.Admission.Object.Raw = []byte("{")
+	if _, err := hook.Ask(t.Context(), clients, invalid); err == nil {
+		t.Error("an object that is not JSON has no error")
+	}
+	if n := hook.Used(clients[0]); n != 0 {
+		t.Errorf("after all requests %d bytes are in use", n)
+	}
+}
+
+// A document with many values takes many times its size in memory: few are decoded at the same time, one of a tenant.
+func TestConditionsAreEvaluatedInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := policyfiles.Hook{Name: "f/a", Conditions: &requirement.Program{
+			OnPods: true, Request: []string{"namespace"},
+			Conditions: []requirement.Expression{{Text: "request.namespace == 'ns'", At: "x"}},
+		}}
+		clients := clientsOf(t, h)
+		prepared := func(namespace string) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := hook.Prepare(ctx, clients, request(namespace))
+			return err
 		}
+		ends := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
+		for i, namespace := range []string{"a", "b"} {
+			go hook.Evaluate(clients[0], namespace, ends[i])
+		}
+		synctest.Wait()
+		before := hook.Used(clients[0])
+		if err := prepared("c"); !errors.Is(err, context.DeadlineExceeded) || hook.Used(clients[0]) != before {
+			t.Errorf("a third request: %v; %d bytes in use", err, hook.Used(clients[0]))
+		}
+		close(ends[1])
+		synctest.Wait()
+		if err := prepared("a"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a second request of a namespace: %v", err)
+		}
+		if err := prepared("c"); err != nil {
+			t.Errorf("another namespace: %v", err)
+		}
+		close(ends[0])
 	})
+}
+
+// Characters that mean something in HTML take no more bytes than in the object.
+func TestSizeOfRequests(t *testing.T) {
+	size := make(chan int, 1)
+	h := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		size <- len(body)
+	})
+	r := request("ns")
+	r.Admission.Object.Raw = []byte(`{"kind":"<` + strings.Repeat("<", 10_000) + `"}`)
+	testkit.Value(hook.Ask(t.Context(), clientsOf(t, h), r))(t)
+	if n := <-size; n > 12_000 {
+		t.Errorf("the request has %d bytes", n)
+	}
 }
 
 // A socket that another user can replace gets no pod.
@@ -512,16 +682,25 @@ func TestHookOverTLS(t *testing.T) {
 	h := policyfiles.Hook{
 		Name: "f/a", File: "f.yaml", URL: s.URL, CABundle: string(ca.PEM()), Certificate: dir, Timeout: 5 * time.Second,
 	}
-	var set hook.Set
-	if err := set.Replace(policyfiles.Hooks{h}); err == nil || !strings.Contains(err.Error(), "tls.crt") ||
+	if _, err := hook.Check(policyfiles.Hooks{h}); err == nil || !strings.Contains(err.Error(), "tls.crt") ||
 		!strings.Contains(err.Error(), "f.yaml: client certificate of hook f/a") {
-		t.Errorf("Replace without a client certificate = %v", err)
+		t.Errorf("Check without a client certificate = %v", err)
 	}
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "tls.crt"), client.Certificate, 0o600))
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "tls.key"), client.Key, 0o600))
 	if got := ask(t, h); !got[0].Allowed || got[0].Failure != "" {
 		t.Errorf("Ask() = %+v", got)
 	}
+	// what was checked can be used, whatever happens to the files
+	checked := testkit.Value(hook.Check(policyfiles.Hooks{h}))(t)
+	testkit.Must(t, os.Rename(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "old")))
+	var set hook.Set
+	t.Cleanup(set.Close)
+	set.Replace(checked)
+	if got := testkit.Value(hook.Ask(t.Context(), set.Clients(), request("ns")))(t); len(got) != 1 || !got[0].Allowed {
+		t.Errorf("without the file that was checked: Ask() = %+v", got)
+	}
+	testkit.Must(t, os.Rename(filepath.Join(dir, "old"), filepath.Join(dir, "tls.crt")))
 	h.CABundle = ""
 	if got := ask(t, h); got[0].Allowed || !strings.Contains(got[0].Failure, "certificate") {
 		t.Errorf("with another authority: %+v", got)
@@ -534,9 +713,9 @@ func TestReplaceKeepsHooks(t *testing.T) {
 	other.Name = "f/other"
 	var s hook.Set
 	t.Cleanup(s.Close)
-	testkit.Must(t, s.Replace(policyfiles.Hooks{h, other}))
+	replace(t, &s, h, other)
 	before := s.Clients()
-	testkit.Must(t, s.Replace(policyfiles.Hooks{other}))
+	replace(t, &s, other)
 	if after := s.Clients(); len(after) != 1 || after[0] != before[1] {
 		t.Error("an unchanged hook has another client")
 	}
@@ -557,12 +736,7 @@ func BenchmarkAsk(b *testing.B) {
 	defer s.Close()
 	var set hook.Set
 	defer set.Close()
-	if err := set.Replace(policyfiles.Hooks{{
-		Name: "f/a", Socket: path, URL: "http://localhost/",
-		Timeout: time.Second,
-	}}); err != nil {
-		b.Fatal(err)
-	}
+	replace(b, &set, policyfiles.Hook{Name: "f/a", Socket: path, URL: "http://localhost/", Timeout: time.Second})
 	for b.Loop() {
 		if got, err := hook.Ask(b.Context(), set.Clients(), request("ns")); err != nil || !got[0].Allowed {
 			b.Fatal(fmt.Sprint(got, err))

@@ -2,6 +2,7 @@ package hook
 
 import (
 	"errors"
+	"sync"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,12 +26,22 @@ func Creation(r admissionv1.AdmissionRequest) admissionv1.AdmissionRequest {
 
 // A Set has the clients of all hooks. It may be used concurrently. The zero value has none.
 type Set struct {
-	set outbound.Set[policyfiles.Hook, *target, *Client]
+	set    outbound.Set[policyfiles.Hook, *target, *Client]
+	once   sync.Once
+	shared *shared
 }
 
-// Replace makes a set ask these hooks, or returns the errors of Check and changes nothing. A hook that the set has
-// already keeps its connections and its circuit.
-func (s *Set) Replace(hooks policyfiles.Hooks) error { return s.set.Replace(hooks, checked, newClient) }
+// Checked are hooks without errors, with what files say about them.
+type Checked struct {
+	hooks   policyfiles.Hooks
+	targets []*target
+}
+
+// Replace makes a set ask these hooks. A hook that the set has already keeps its connections and its circuit.
+func (s *Set) Replace(c Checked) {
+	s.once.Do(func() { s.shared = newShared() })
+	s.set.Replace(c.hooks, c.targets, func(h policyfiles.Hook, t *target) *Client { return newClient(h, t, s.shared) })
+}
 
 func checked(h policyfiles.Hook) (*target, error) {
 	t, err := targetOf(h)
@@ -38,13 +49,10 @@ func checked(h policyfiles.Hook) (*target, error) {
 	return t, errors.Join(err, invalid)
 }
 
-// Check returns the errors of all client certificates and conditions.
-func Check(hooks policyfiles.Hooks) error {
-	errs := make([]error, len(hooks))
-	for i := range hooks {
-		_, errs[i] = checked(hooks[i])
-	}
-	return errors.Join(errs...)
+// Check reads all client certificates. It returns the errors of all of them, and of the conditions.
+func Check(hooks policyfiles.Hooks) (Checked, error) {
+	targets, err := outbound.Read(hooks, checked)
+	return Checked{hooks, targets}, err
 }
 
 // Reload reads all client certificates again. It returns the errors of those that are invalid; the last valid ones stay

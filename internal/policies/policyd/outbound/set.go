@@ -23,16 +23,17 @@ type Set[S, T any, C Client[T]] struct {
 	removed []C // that are still asked
 }
 
-// Replace makes a set ask the programs of specs, or returns all errors of read and changes nothing. A client that the
-// set has already is kept.
-func (s *Set[S, T, C]) Replace(specs []S, read func(S) (T, error), create func(S, T) C) error {
+// Read reads the targets of specs. It returns the errors of all.
+func Read[S, T any](specs []S, read func(S) (T, error)) ([]T, error) {
 	targets, errs := make([]T, len(specs)), make([]error, len(specs))
 	for i, spec := range specs {
 		targets[i], errs[i] = read(spec)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
+	return targets, errors.Join(errs...)
+}
+
+// Replace makes a set ask the programs of specs, with their targets. A client that the set has already is kept.
+func (s *Set[S, T, C]) Replace(specs []S, targets []T, create func(S, T) C) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, oldSpecs := slices.Clone(s.clients), slices.Clone(s.specs)
@@ -50,7 +51,6 @@ func (s *Set[S, T, C]) Replace(specs []S, read func(S) (T, error), create func(S
 	s.specs, s.clients = specs, clients
 	s.removed = append(s.removed, old...)
 	s.dropIdleLocked()
-	return nil
 }
 
 func (s *Set[S, T, C]) dropIdleLocked() {

@@ -22,7 +22,11 @@ type Set struct {
 // Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that
 // the set has already keeps its cache.
 func (s *Set) Replace(backends []policyfiles.Backend) error {
-	return s.set.Replace(backends, targetOf, newClient)
+	targets, err := outbound.Read(backends, targetOf)
+	if err == nil {
+		s.set.Replace(backends, targets, newClient)
+	}
+	return err
 }
 
 // Reload reads all kubeconfigs again, with the files that they name. It returns the errors of those that are invalid;
