@@ -38,7 +38,8 @@ review backends into the Secret pullgate-backends, which is mounted in
 With --url, only the webhook configurations are printed, for a pullgate-policyd
 outside of the cluster. They have the form that kube-apiserver 1.36 reads from its
 own disk, from a folder for each kind: the name ends with .static.k8s.io, and they
-have a URL.
+have a URL. With --cluster, they are for one of several clusters: that with the
+name in kubeconfigs of the PolicydConfiguration.
 
 Policies of --policies can have a failurePolicy and webhookTimeoutSeconds. All of
 them share the webhooks: without --failure-policy these have Fail if one of the
@@ -83,6 +84,8 @@ func manifestsCommand() *cobra.Command {
 	flags.StringVar(&f.caFile, "ca-file", "", "`file` with the PEM certificates of the authority that signs the "+
 		"certificate of pullgate-policyd (required without --url)")
 	flags.StringVar(&f.URL, "url", "", "https `URL` of a pullgate-policyd outside of the cluster")
+	flags.StringVar(&f.Cluster, "cluster", "", "`name` of the cluster in kubeconfigs of the PolicydConfiguration (only "+
+		"with --url); without the flag, it is the cluster of kubeconfig")
 	flags.StringVar(&f.config, "config", "", "`file` with a PolicydConfiguration, of which podTemplates are used")
 	flags.StringVar(&f.FailurePolicy, "failure-policy", "Ignore",
 		"`policy` of kube-apiserver if the webhook does not answer: Ignore or Fail; without the flag, that of the policies")
@@ -101,6 +104,8 @@ func (f *manifestsFlags) print(cmd *cobra.Command) error {
 				errs = append(errs, fmt.Errorf("--%s: has no effect with --url, which prints no object of the cluster", flag))
 			}
 		}
+	} else if f.Cluster != "" {
+		errs = append(errs, errors.New("--cluster: has no effect without --url"))
 	}
 	errs = append(errs, f.read()...)
 	if f.Policies != nil {
@@ -143,6 +148,9 @@ func (f *manifestsFlags) read() (errs []error) {
 			errs = append(errs, fmt.Errorf("--config %s: %w", f.config, err))
 		}
 		f.Templates = c.PodTemplates
+		if _, ok := c.Kubeconfigs[f.Cluster]; err == nil && f.Cluster != "" && !ok {
+			errs = append(errs, fmt.Errorf("--cluster %q: not in kubeconfigs of %s", f.Cluster, f.config))
+		}
 	}
 	if f.policies != "" {
 		policies, err := webhook.ReadManifestPolicies(f.policies)

@@ -26,6 +26,7 @@ func TestAPIServer(t *testing.T) {
 		"bodies":           bodies,
 		"plugin":           plugin,
 		"two-clusters":     twoClusters,
+		"several-clusters": severalClusters,
 		"resources":        resources,
 		"custom-resources": customResources,
 		"tekton":           tekton,

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -30,6 +31,8 @@ type Policyd struct {
 	HTTPS        HTTPS         `json:"https"`
 	PodTemplates []PodTemplate `json:"podTemplates"`
 	Kubeconfig   string        `json:"kubeconfig"`
+	// Kubeconfigs are further clusters, by name. Their API servers use paths of their own.
+	Kubeconfigs map[string]string `json:"kubeconfigs"`
 	// TrustedRoot is the path of a trusted_root.json, the same as admission.trustedRoot of pullgated; "" means that there
 	// is none.
 	TrustedRoot     string          `json:"trustedRoot"`
@@ -107,6 +110,8 @@ type HTTPS struct {
 	CertFile     string `json:"certFile"`
 	KeyFile      string `json:"keyFile"`
 	ClientCAFile string `json:"clientCAFile"`
+	// ClientCAFiles are the CAs of the clients of Policyd.Kubeconfigs, by the names of these.
+	ClientCAFiles map[string]string `json:"clientCAFiles"`
 }
 
 // A PodTemplate says where the objects of a resource have a pod template. Several can be about one resource, and all
@@ -173,6 +178,7 @@ func (c *Policyd) check(found *checks) {
 	found.path("kubeconfig", c.Kubeconfig, "/etc/pullgate/policyd.kubeconfig", "the configuration inside a cluster")
 	found.podTemplates(c.PodTemplates)
 	c.HTTPS.check(found, c.Metrics)
+	c.checkClusters(found)
 	c.checkSignatures(found)
 }
 
@@ -194,6 +200,41 @@ func (h HTTPS) check(found *checks, m Metrics) {
 			found.invalid(f.path, f.value, `must be "" without https.listen`)
 		case h.Listen != "" && (f.value != "" || f.required):
 			found.path(f.path, f.value, f.example, "")
+		}
+	}
+}
+
+const maxClusters = 50 // each has a watch, and metrics
+
+// checkClusters wants a CA for each cluster or for none: the API server of one must not ask in the name of another.
+func (c *Policyd) checkClusters(found *checks) {
+	if n := len(c.Kubeconfigs); n > maxClusters {
+		*found = append(*found, field.TooMany(field.NewPath("kubeconfigs"), n, maxClusters))
+	} else if n > 0 && c.HTTPS.Listen == "" {
+		found.invalid("https.listen", "", "must be set with kubeconfigs")
+	}
+	files := map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(c.Kubeconfigs)) {
+		at, file := fmt.Sprintf("kubeconfigs[%s]", name), c.Kubeconfigs[name]
+		found.all(at, name, validation.IsDNS1123Label(name))
+		found.path(at, file, "/etc/pullgate/clusters/a.kubeconfig", "")
+		if other, ok := files[file]; ok {
+			found.invalid(at, file, "is also the file of "+other)
+		}
+		files[file] = name
+		if c.HTTPS.ClientCAFile != "" && c.HTTPS.ClientCAFiles[name] == "" {
+			*found = append(*found, field.Required(field.NewPath("https.clientCAFiles["+name+"]"),
+				"API servers of other clusters could ask in its name, because https.clientCAFile is set"))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.HTTPS.ClientCAFiles)) {
+		at, file := fmt.Sprintf("https.clientCAFiles[%s]", name), c.HTTPS.ClientCAFiles[name]
+		found.path(at, file, "/etc/pullgate/clusters/a.ca.crt", "")
+		if _, ok := c.Kubeconfigs[name]; !ok {
+			found.invalid(at, file, "must be about a cluster of kubeconfigs")
+		}
+		if c.HTTPS.ClientCAFile == "" {
+			found.invalid(at, file, "needs https.clientCAFile, which is for the paths without a cluster")
 		}
 	}
 }

@@ -24,13 +24,14 @@ func TestParsePolicyd(t *testing.T) {
 	whole.Metrics.Listen = ""
 	whole.HTTPS = config.HTTPS{
 		Listen: ":9443", CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key",
-		ClientCAFile: "/tls/ca.crt",
+		ClientCAFile: "/tls/ca.crt", ClientCAFiles: map[string]string{"two": "/tls/two.crt"},
 	}
 	whole.PodTemplates = []config.PodTemplate{
 		{Group: "batch.example.org", Resource: "trainings", Path: "spec.worker.template"},
 		{Group: "batch.example.org", Resource: "trainings", Path: "spec.master.template"},
 	}
 	whole.Kubeconfig = "/etc/pullgate/kubeconfig"
+	whole.Kubeconfigs = map[string]string{"two": "/etc/pullgate/two"}
 	whole.TrustedRoot = "/etc/pullgate/trusted_root.json"
 	whole.Registries.HostsDir = "/etc/containerd/certs.d"
 	whole.Credentials = config.CredentialsNode
@@ -46,11 +47,13 @@ func TestParsePolicyd(t *testing.T) {
 policies: /etc/pullgate/policies
 node: {listen: "unix:///run/pullgate/policy.sock"}
 metrics: {listen: ""}
-https: {listen: ":9443", certFile: /tls/tls.crt, keyFile: /tls/tls.key, clientCAFile: /tls/ca.crt}
+https: {listen: ":9443", certFile: /tls/tls.crt, keyFile: /tls/tls.key, clientCAFile: /tls/ca.crt,
+  clientCAFiles: {two: /tls/two.crt}}
 podTemplates:
 - {group: batch.example.org, resource: trainings, path: spec.worker.template}
 - {group: batch.example.org, resource: trainings, path: spec.master.template}
 kubeconfig: /etc/pullgate/kubeconfig
+kubeconfigs: {two: /etc/pullgate/two}
 trustedRoot: /etc/pullgate/trusted_root.json
 registries: {hostsDir: /etc/containerd/certs.d}
 credentials: Node
@@ -74,6 +77,20 @@ func TestParsePolicydRefuses(t *testing.T) {
 		}
 		return err
 	})
+}
+
+func TestTooManyClusters(t *testing.T) {
+	text := policydHeader + "https: {listen: ':9443', certFile: /a, keyFile: /b}\nkubeconfigs:\n"
+	for i := range 51 {
+		if _, err := config.ParsePolicyd([]byte(text)); err != nil {
+			t.Fatalf("%d clusters: %v", i, err)
+		}
+		text += fmt.Sprintf("  c%d: /c%d\n", i, i)
+	}
+	const want = "kubeconfigs: Too many: 51: must have at most 50 items"
+	if _, err := config.ParsePolicyd([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("51 clusters: %v; want %s", err, want)
+	}
 }
 
 func TestSizes(t *testing.T) {
@@ -116,7 +133,7 @@ func TestPolicydFieldsAreDocumented(t *testing.T) {
 			want = "`[" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(f.value), "[]")), ", ") + "]`"
 		}
 		if f.value.IsZero() {
-			want = map[reflect.Kind]string{reflect.String: "`\"\"`", reflect.Slice: "`[]`"}[f.value.Kind()]
+			want = map[reflect.Kind]string{reflect.String: "`\"\"`", reflect.Slice: "`[]`", reflect.Map: "`{}`"}[f.value.Kind()]
 		}
 		if f.path == "https.certFile" || f.path == "https.keyFile" { // required with https.listen
 			want = ""

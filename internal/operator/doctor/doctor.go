@@ -101,6 +101,7 @@ func checks() []check {
 		{"records", OnRequest, Node.recorded},
 		{"sockets", OnRequest, Node.sockets},
 		{"policies", OnRequest, Node.policies},
+		{"webhook", OnRequest, Node.clusters},
 		{"webhook", OnRequest, Node.webhook},
 		{"kubelet", OnRequest, Node.kubelet},
 		{"versions", OnRequest, Node.versions},

@@ -831,6 +831,12 @@ func TestReviews(t *testing.T) {
 		{"a kubeconfig of another group", func(n *testNode) { n.must(os.Chown(n.path(backendConfig), 991, 1000)) }},
 		{"no kubeconfig", remove(backendConfig)},
 		{"a key for everyone", chmod("/etc/pullgate/client.key", 0o644)},
+		{"a kubeconfig of a cluster", func(n *testNode) {
+			n.file("/etc/pullgate/policyd.yaml", 0o644, "apiVersion: config.pullgate.dev/v1alpha1\nkind: "+
+				"PolicydConfiguration\npolicies: /etc/pullgate/policies\nkubeconfigs: {two: /etc/pullgate/two}\n"+
+				"https: {listen: ':9443', certFile: /a, keyFile: /b}\n")
+			n.file("/etc/pullgate/two", 0o644, "users: [{name: u, user: {tokenFile: token}}]\n")
+		}},
 		{"no authority", remove("/etc/pullgate/ca.crt")},
 		{"an authority that is not visible", func(n *testNode) {
 			n.file("/opt/ca.crt", 0o644, "x")
@@ -1110,6 +1116,40 @@ func TestWebhookOfAService(t *testing.T) {
 	}
 }
 
+func TestClusters(t *testing.T) {
+	t.Parallel()
+	one, two := newCluster(t), newCluster(t)
+	one.answers["/api/v1/namespaces"], two.answers["/api/v1/namespaces"] = none, ""
+	n := doctor.Node{Host: doctor.Host{Root: t.TempDir()}}
+	if found := n.Clusters(t.Context()); len(found) != 0 {
+		t.Errorf("without a configuration: %+v", found)
+	}
+	must(t, os.MkdirAll(n.Path("/etc/pullgate"), 0o755))
+	for name, from := range map[string]string{"one": one.kubeconfig, "two": two.kubeconfig} {
+		must(t, os.WriteFile(n.Path("/etc/pullgate/"+name), testkit.Value(os.ReadFile(from))(t), 0o600))
+	}
+	must(t, os.WriteFile(n.Path("/etc/pullgate/policyd.yaml"), []byte(`apiVersion: config.pullgate.dev/v1alpha1
+kind: PolicydConfiguration
+https: {listen: ":9443", certFile: /a, keyFile: /b}
+kubeconfigs: {one: /etc/pullgate/one, two: /etc/pullgate/two, three: /etc/pullgate/three}
+`), 0o600))
+	want := []string{
+		"cluster one: its API server lists namespaces",
+		"cluster three: the labels of its namespaces are not known: stat " + n.Path("/etc/pullgate/three"),
+		"cluster two: the labels of its namespaces are not known: forbidden: /api/v1/namespaces; check /etc/pullgate/two: ",
+	}
+	found := n.Clusters(t.Context())
+	for i, w := range want {
+		if len(found) != len(want) || !strings.HasPrefix(found[i].String(), w) || (found[i].Level == doctor.OK) != (i == 0) {
+			t.Fatalf("%+v; want %q", found, want)
+		}
+	}
+	n.NoNetwork = true
+	if found := n.Clusters(t.Context()); len(found) != 1 || found[0].Level != doctor.Unknown {
+		t.Errorf("without a network: %+v", found)
+	}
+}
+
 func TestWebhooksThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -1135,6 +1175,8 @@ func TestWebhooksThatAreNotKnown(t *testing.T) {
 	c.register(byURL)
 	c.answers[list] = strings.Replace(c.answers[list], "Ignore", "Fail", 1)
 	c.find(doctor.Fail, "no pod is created or changed", "delete the webhook")
+	c.register(strings.Replace(byURL, "/admission", "/clusters/two/admission", 1))
+	c.find(doctor.Fail, "https://localhost:8443/clusters/two/admission/validate: not reachable")
 	found := c.findings(func(n *doctor.Node) { n.NoNetwork = true })
 	if len(found) != 1 || found[0].Level != doctor.Unknown ||
 		!strings.Contains(found[0].Found, "not tested without a network") {

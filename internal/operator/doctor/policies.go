@@ -222,6 +222,11 @@ func (n Node) policydFiles(ctx context.Context, backends policyfiles.Backends,
 			}
 		}
 	}
+	c, _ := config.LoadPolicyd(n.Path(policydConfig)) // policydFolder reports an error
+	for _, path := range slices.Sorted(maps.Values(c.Kubeconfigs)) {
+		needs(path, true)
+		n.filesOf(path, needs)
+	}
 	if len(all) == 0 {
 		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials "+
 			"for backends", policydProgram)...)
@@ -249,7 +254,7 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	case !a.may(uid, gid, want):
 		return fail(remediation, "%s has %s: the user %s cannot read it", path, a, policydProgram)
 	case secret && (a.mode&0o007 != 0 || a.mode&0o070 != 0 && a.gid != 0 && a.gid != gid || a.uid != 0 && a.uid != uid):
-		return warn(remediation, "%s has %s: other users can read the credentials for a backend", path, a)
+		return warn(remediation, "%s has %s: other users can read credentials of pullgate-policyd", path, a)
 	case disk.OthersWrite(info, 0):
 		return fail(remediation, "%s has %s: users other than root decide which images are reviewed", path, a)
 	}

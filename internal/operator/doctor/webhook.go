@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +27,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
+
+	"github.com/pullgate/pullgate/internal/config"
 )
 
 const (
@@ -37,6 +42,29 @@ const (
 
 // errUntested means that a webhook could not be tested from here, and that an API server may reach it.
 var errUntested = errors.New("cannot be tested from here")
+
+// clusters checks that the API servers answer from which the webhook has the labels of namespaces.
+func (n Node) clusters(ctx context.Context) (all []Finding) {
+	c, _ := config.LoadPolicyd(n.Path(policydConfig)) // the check of policies reports an error
+	for _, name := range slices.Sorted(maps.Keys(c.Kubeconfigs)) {
+		if n.NoNetwork {
+			return unknown("run it without --no-network", "the API servers of kubeconfigs are not tested without a network")
+		}
+		file := c.Kubeconfigs[name]
+		api, err := apiServerOf(n.Path(file))
+		if err == nil {
+			err = api.get(ctx, "/api/v1/namespaces?limit=1", new(corev1.NamespaceList))
+			api.client.CloseIdleConnections()
+		}
+		if err != nil {
+			all = append(all, failed(err, "check "+file+": its API server must answer, and its identity may list namespaces",
+				"cluster %s: the labels of its namespaces are not known: %v", name, err)...)
+			continue
+		}
+		all = append(all, ok("cluster %s: its API server lists namespaces", name)...)
+	}
+	return all
+}
 
 func (n Node) webhook(ctx context.Context) (all []Finding) {
 	switch {
@@ -59,7 +87,7 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 		}
 		for _, c := range list.Items {
 			for _, w := range c.Webhooks {
-				if path := pathOf(w.ClientConfig); path == "/admission/validate" || path == "/admission/mutate" {
+				if ours.MatchString(pathOf(w.ClientConfig)) {
 					all = append(all, n.webhookFinding(ctx, api, c.Name, w)...)
 				}
 			}
@@ -70,6 +98,8 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 	}
 	return all
 }
+
+var ours = regexp.MustCompile(`^(/clusters/[^/]+)?/admission/(validate|mutate)$`)
 
 func (n Node) webhookFinding(
 	ctx context.Context, api apiServer, configuration string, w admissionregistrationv1.ValidatingWebhook,

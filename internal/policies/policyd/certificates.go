@@ -6,6 +6,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -23,11 +25,18 @@ type certificates struct {
 	log     klog.Logger
 	metrics *metrics
 
-	current atomic.Pointer[tls.Config]
+	current atomic.Pointer[serving]
 	// read is the hash of the contents that were decoded last, valid or not. pending is that of other contents that were
 	// first seen by the last poll: the files are replaced one after the other, and a certificate without its key is not
 	// an error yet.
 	read, pending [sha256.Size]byte
+}
+
+// serving are decoded files.
+type serving struct {
+	*tls.Config
+
+	clients map[string]*x509.CertPool // the CAs of clients of each cluster; empty if clients need no certificate
 }
 
 func openCertificates(c config.HTTPS, m *metrics, log klog.Logger) (*certificates, error) {
@@ -51,7 +60,7 @@ func examineHTTPS(c config.HTTPS) error {
 func (c *certificates) tlsConfig() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current.Load(), nil },
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current.Load().Config, nil },
 		NextProtos:         []string{"h2", "http/1.1"},
 	}
 }
@@ -79,13 +88,41 @@ func (c *certificates) report(err error) {
 
 func (c *certificates) expiry() time.Time { return c.current.Load().Certificates[0].Leaf.NotAfter }
 
-func (c *certificates) scan() (contents [3][]byte, sum [sha256.Size]byte, err error) {
-	hash := sha256.New()
-	for i, file := range [...]struct{ field, path string }{
-		{"https.certFile", c.files.CertFile},
-		{"https.keyFile", c.files.KeyFile},
-		{"https.clientCAFile", c.files.ClientCAFile},
-	} {
+// admit reports whether the client of a connection has a certificate of a CA of a cluster, if it needs one.
+func (c *certificates) admit(cluster string, connection *tls.ConnectionState) bool {
+	clients := c.current.Load().clients
+	cas, ok := clients[cluster]
+	if !ok {
+		return len(clients) == 0
+	}
+	return slices.ContainsFunc(connection.VerifiedChains, func(chain []*x509.Certificate) bool {
+		// A certificate that is one of the CAs itself has a chain of one.
+		own, err := chain[len(chain)-1].Verify(x509.VerifyOptions{
+			Roots: cas, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+		})
+		return err == nil && len(own[0]) == 1
+	})
+}
+
+type certificateFile struct{ field, cluster, path string }
+
+// list returns the files: the certificate, its key and the CAs of clients.
+func (c *certificates) list() []certificateFile {
+	all := []certificateFile{
+		{"https.certFile", "", c.files.CertFile},
+		{"https.keyFile", "", c.files.KeyFile},
+		{"https.clientCAFile", "", c.files.ClientCAFile},
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.files.ClientCAFiles)) {
+		all = append(all, certificateFile{"https.clientCAFiles[" + name + "]", name, c.files.ClientCAFiles[name]})
+	}
+	return all
+}
+
+func (c *certificates) scan() (contents [][]byte, sum [sha256.Size]byte, err error) {
+	hash, list := sha256.New(), c.list()
+	contents = make([][]byte, len(list))
+	for i, file := range list {
 		if file.path == "" {
 			continue
 		}
@@ -99,7 +136,7 @@ func (c *certificates) scan() (contents [3][]byte, sum [sha256.Size]byte, err er
 	return contents, [sha256.Size]byte(hash.Sum(nil)), err
 }
 
-func (c *certificates) decode(contents [3][]byte, sum [sha256.Size]byte, err error) error {
+func (c *certificates) decode(contents [][]byte, sum [sha256.Size]byte, err error) error {
 	c.read, c.pending = sum, sum
 	if err != nil {
 		return err
@@ -108,13 +145,20 @@ func (c *certificates) decode(contents [3][]byte, sum [sha256.Size]byte, err err
 	if err != nil {
 		return fmt.Errorf("https.certFile %s, https.keyFile %s: %w", c.files.CertFile, c.files.KeyFile, err)
 	}
-	next := c.tlsConfig()
+	next := &serving{c.tlsConfig(), map[string]*x509.CertPool{}}
 	next.Certificates, next.GetConfigForClient = []tls.Certificate{cert}, nil
-	if c.files.ClientCAFile != "" {
-		next.ClientCAs, next.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-		if !next.ClientCAs.AppendCertsFromPEM(contents[2]) {
-			return fmt.Errorf("https.clientCAFile: %s has no certificate in PEM", c.files.ClientCAFile)
+	for i, file := range c.list() {
+		if i < 2 || file.path == "" {
+			continue
 		}
+		if next.ClientCAs == nil {
+			next.ClientCAs, next.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
+		}
+		next.clients[file.cluster] = x509.NewCertPool()
+		if !next.clients[file.cluster].AppendCertsFromPEM(contents[i]) {
+			return fmt.Errorf("%s: %s has no certificate in PEM", file.field, file.path)
+		}
+		next.ClientCAs.AppendCertsFromPEM(contents[i])
 	}
 	c.current.Store(next)
 	return nil

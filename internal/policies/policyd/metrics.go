@@ -162,12 +162,15 @@ func (open circuits) Collect(c chan<- prometheus.Metric) {
 	}
 }
 
-func (m *metrics) servesWebhook() {
+func (m *metrics) servesWebhook(clusters []string) {
 	m.registry.MustRegister(m.webhook, m.webhookTook)
-	for _, path := range []string{webhook.ValidatePath, webhook.MutatePath, webhook.ImageReviewPath} {
-		m.webhookTook.WithLabelValues(path)
-		for _, o := range webhook.Outcomes() {
-			m.webhook.WithLabelValues(path, string(o))
+	for _, cluster := range clusters {
+		for _, path := range []string{webhook.ValidatePath, webhook.MutatePath, webhook.ImageReviewPath} {
+			path = webhook.ClusterPath(cluster, path)
+			m.webhookTook.WithLabelValues(path)
+			for _, o := range webhook.Outcomes() {
+				m.webhook.WithLabelValues(path, string(o))
+			}
 		}
 	}
 }

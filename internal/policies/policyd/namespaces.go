@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,12 +20,63 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 const getTimeout = 2 * time.Second
 
-// namespaces has the labels of namespaces from a watch that exists while a policy needs it. A nil one watches nothing.
+// slow is how long a request for labels may take until others of its cluster are not sent for a pause: they would hold
+// the places of requests of other clusters.
+const slow, pause = getTimeout / 4, 5 * time.Second
+
+// clusters are the namespaces of clusters by name, "" for that of config.Policyd.Kubeconfig. Nil ones watch nothing.
+type clusters map[string]*namespaces
+
+func newClusters(ctx context.Context, c config.Policyd) (clusters, error) {
+	all := clusters{"": newNamespaces(ctx, c.Kubeconfig)}
+	for name, file := range c.Kubeconfigs {
+		all[name] = newNamespaces(ctx, file)
+	}
+	return all, examineKubeconfigs(c)
+}
+
+func examineKubeconfigs(c config.Policyd) (all error) {
+	for _, name := range slices.Sorted(maps.Keys(c.Kubeconfigs)) {
+		if _, err := apiServer(c.Kubeconfigs[name]); err != nil {
+			all = errors.Join(all, fmt.Errorf("kubeconfigs[%s]: %w", name, err))
+		}
+	}
+	return all
+}
+
+func (c clusters) watch(needed bool) (all error) {
+	for _, n := range c {
+		all = errors.Join(all, n.watch(needed))
+	}
+	return all
+}
+
+func (c clusters) close() {
+	for _, n := range c {
+		n.close()
+	}
+}
+
+// ready reports whether the namespaces of one cluster are listed. One that does not answer must not affect others.
+func (c clusters) ready() bool {
+	return len(c) == 0 || slices.ContainsFunc(slices.Collect(maps.Values(c)), (*namespaces).ready)
+}
+
+func (c clusters) labels(ctx context.Context, namespace string) (labels map[string]string, ok bool) {
+	if n := c[admission.ClusterOf(ctx)]; n != nil {
+		return n.labels(ctx, namespace)
+	}
+	return nil, false
+}
+
+// namespaces has the labels of namespaces from a watch that exists while a policy needs it.
 type namespaces struct {
 	kubeconfig string
 	run        func(cache.Controller) (stop func())
@@ -38,6 +91,8 @@ type namespaceWatch struct {
 	store      cache.Store
 	controller cache.Controller
 	stop       func()
+	// unasked is until when no labels are requested, in nanoseconds since 1970.
+	unasked atomic.Int64
 }
 
 func newNamespaces(ctx context.Context, kubeconfig string) *namespaces {
@@ -51,9 +106,6 @@ func newNamespaces(ctx context.Context, kubeconfig string) *namespaces {
 }
 
 func (n *namespaces) watch(needed bool) error {
-	if n == nil {
-		return nil
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch w := n.current.Load(); {
@@ -96,13 +148,23 @@ func (n *namespaces) labels(ctx context.Context, namespace string) (labels map[s
 			return n.Labels, true
 		}
 	}
+	began, unasked := time.Now(), w.unasked.Load()
+	later := began.Add(pause).UnixNano()
+	// After a pause, one request finds out whether others can be sent.
+	if unasked > began.UnixNano() || unasked > 0 && !w.unasked.CompareAndSwap(unasked, later) {
+		return nil, false
+	}
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
 	found := &corev1.Namespace{}
-	if err := w.client.Get().Resource("namespaces").Name(namespace).Do(ctx).Into(found); err != nil {
-		return nil, false
+	err := w.client.Get().Resource("namespaces").Name(namespace).Do(ctx).Into(found)
+	switch {
+	case err == nil:
+		w.unasked.Store(0)
+	case time.Since(began) >= slow:
+		w.unasked.Store(later)
 	}
-	return found.Labels, true
+	return found.Labels, err == nil
 }
 
 func newNamespaceWatch(config *rest.Config) (*namespaceWatch, error) {
@@ -114,6 +176,7 @@ func newNamespaceWatch(config *rest.Config) (*namespaceWatch, error) {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
+	config.QPS = -1 // a limit would hold requests up; see pause
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("client of the API server: %w", err)

@@ -25,7 +25,7 @@ type policies struct {
 	metrics    *metrics
 	paths      policyfiles.Paths
 	open       bool                  // everyone who reaches the webhook can send it requests
-	namespaces *namespaces           // namespaces has the labels for restrictions; nil if there is no webhook
+	namespaces clusters              // namespaces has the labels for restrictions; nil if there is no webhook
 	signatures *verify.Service       // signatures has images verified
 	chain      *admission.Chain      // chain judges restrictions for the webhook
 	current    atomic.Pointer[inUse] // the last valid set; nil without a folder
@@ -60,7 +60,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 	return v.Hash == want.Hash && (!signatures || v.TrustedRoot == want.TrustedRoot)
 }
 
-func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
+func openPolicies(c config.Policyd, n clusters, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
 	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s, watcher: new(policyfiles.Watcher)}
 	p.open = c.HTTPS.Listen != "" && c.HTTPS.ClientCAFile == ""
 	p.chain = admission.New(admission.Rules{}, p.panicked)

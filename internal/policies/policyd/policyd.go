@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -54,9 +55,12 @@ type Addresses struct{ Node, HTTPS, Metrics string }
 // stop, an error if it could not start or continue (a program.HintError if an operator can act on it).
 func Run(ctx context.Context, o Options) error {
 	m := newMetrics(o.Version)
-	var labels *namespaces
+	var labels clusters
+	var err error
 	if o.Config.HTTPS.Listen != "" {
-		labels = newNamespaces(context.WithoutCancel(ctx), o.Config.Kubeconfig)
+		if labels, err = newClusters(context.WithoutCancel(ctx), o.Config); err != nil {
+			return program.WithHint(err, "correct the files, or remove clusters from kubeconfigs")
+		}
 		defer labels.close()
 	}
 	signatures, err := newSignatures(o, m)
@@ -187,7 +191,7 @@ func reload(ctx context.Context, o Options, policies *policies, certs *certifica
 }
 
 func serveHTTPS(ctx context.Context, o Options, l net.Listener, p *policies, certs *certificates, m *metrics) error {
-	handler, err := newWebhook(o, p, m)
+	handler, err := newWebhook(o, p, certs, m)
 	if err != nil {
 		return err
 	}
@@ -208,7 +212,7 @@ func ready(stopping *atomic.Bool, p *policies) (text string, ready bool) {
 	switch {
 	case stopping.Load():
 		return "stopping", false
-	case p.namespaces != nil && !p.namespaces.ready():
+	case !p.namespaces.ready():
 		return "the namespaces are not listed yet", false
 	}
 	return "ok", true
@@ -245,6 +249,9 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	for _, h := range policyfiles.HooksOf(set) {
 		named = append(named, h.Certificate, h.Socket)
 	}
+	for _, files := range []map[string]string{c.Kubeconfigs, h.ClientCAFiles} {
+		named = slices.AppendSeq(named, maps.Values(files))
+	}
 	unit := program.SandboxOf(ctx, nil, programName+".service")
 	for _, path := range named {
 		errs = append(errs, unit.Sees(path))
@@ -256,5 +263,5 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	}
 	notes, err := verify.Examine(c, set, time.Now())
 	warnings = slices.Concat(backends.Warnings(), policyfiles.Notes(set), notes)
-	return warnings, errors.Join(append(errs, err, examineHTTPS(h))...)
+	return warnings, errors.Join(append(errs, err, examineKubeconfigs(c), examineHTTPS(h))...)
 }

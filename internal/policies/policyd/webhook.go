@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 
@@ -21,13 +22,14 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
+func newWebhook(o Options, p *policies, certs *certificates, m *metrics) (*webhook.Handler, error) {
 	log := o.Log.WithName("webhook")
-	m.servesWebhook()
+	m.servesWebhook(slices.Collect(maps.Keys(p.namespaces)))
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
 		Hooks: p.hooksFor, Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes,
 		Templates: o.Config.PodTemplates,
+		Clusters:  slices.Collect(maps.Keys(o.Config.Kubeconfigs)), Client: certs.admit,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
 			m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
@@ -48,6 +50,9 @@ func observe(log klog.Logger, e webhook.Event) {
 	failedOpen := slices.ContainsFunc(e.Decision.Findings, func(f admission.Finding) bool { return f.FailedOpen })
 	log = log.WithValues("operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
 		"name", e.Name, "dryRun", e.DryRun)
+	if e.Cluster != "" {
+		log = log.WithValues("cluster", e.Cluster)
+	}
 	if e.Patched != "" {
 		log.Info("Patched a pod", "rules", e.Patched, "took", e.Took)
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/policyd/outbound"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -48,7 +49,7 @@ const (
 	openAfter = 5 // time-outs in a row, and namespaces with one
 	openFor   = 30 * time.Second
 	// maxNamespaces and maxNamespace bound what a circuit keeps.
-	maxNamespaces, maxNamespace = 1024, 63
+	maxNamespaces, maxNamespace = 1024, 63 + 1 + 63 // with the name of a cluster
 )
 
 // Errors of answers that deny, whatever the failure policy is: a tenant could cause them.
@@ -260,17 +261,17 @@ type Prepared struct {
 // Prepare encodes a request, and evaluates the conditions of the clients, of which there is at least one and which are
 // of one set. Unless there is an error, the caller must call Ask.
 func Prepare(ctx context.Context, clients []*Client, r Request) (*Prepared, error) {
-	s, namespace := clients[0].shared, r.Admission.Namespace
+	s, tenant := clients[0].shared, admission.Tenant(ctx, r.Admission.Namespace)
 	p := &Prepared{clients: clients, skipped: make([]bool, len(clients)), release: func() {}}
 	objects := len(r.Admission.Object.Raw) + len(r.Admission.OldObject.Raw)
 	size := objects + len(clients)*perRequest
 	switch {
 	case objects > maxBody:
 		p.refused = fmt.Errorf("%w: more than %d MiB", ErrTooLarge, maxBody>>20)
-	case !s.waiting.take(namespace, size):
+	case !s.waiting.take(tenant, size):
 		p.refused = ErrBusy
 	default:
-		p.release = func() { s.waiting.give(namespace, size) }
+		p.release = func() { s.waiting.give(tenant, size) }
 		if err := p.fill(ctx, s, &r); err != nil {
 			return nil, err
 		}
@@ -289,7 +290,7 @@ func (r *Prepared) fill(ctx context.Context, s *shared, request *Request) (err e
 	}()
 	request.Admission.UID = uuid.NewUUID()
 	if r.body, err = encode(&request.Admission); err == nil {
-		err = r.evaluate(ctx, s, request.Admission.Namespace, request.Unknown)
+		err = r.evaluate(ctx, s, admission.Tenant(ctx, request.Admission.Namespace), request.Unknown)
 	}
 	filled = err == nil
 	return err
@@ -304,13 +305,13 @@ func encode(r *admissionv1.AdmissionRequest) ([]byte, error) {
 	return body.Bytes(), err
 }
 
-func (r *Prepared) evaluate(ctx context.Context, s *shared, namespace string, unknown []string) (err error) {
+func (r *Prepared) evaluate(ctx context.Context, s *shared, tenant string, unknown []string) (err error) {
 	decides := func(c *Client) bool { return c.conditions != nil && !c.conditions.Needs(unknown) }
 	if !slices.ContainsFunc(r.clients, decides) {
 		return nil
 	}
 	r.skipped, err = s.evaluating.Do(ctx, s.key.Add(1), inflight.Work[[]bool]{
-		Tenant: namespace, Run: func(ctx context.Context, _ inflight.Turn[[]bool]) ([]bool, error) {
+		Tenant: tenant, Run: func(ctx context.Context, _ inflight.Turn[[]bool]) ([]bool, error) {
 			skipped := make([]bool, len(r.clients))
 			var document map[string]any // it can take many times the memory of the body
 			// without a document, conditions cannot be evaluated
@@ -346,7 +347,7 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 		}
 		a, err := policyfiles.HookAnswer{}, r.refused
 		if err == nil {
-			a, err = c.ask(ctx, r.Admission.Namespace, r.Admission.UID, r.body)
+			a, err = c.ask(ctx, admission.Tenant(ctx, r.Admission.Namespace), r.Admission.UID, r.body)
 		}
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 			return // the caller has left, or another hook denied
@@ -368,10 +369,10 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 	return slices.DeleteFunc(answers, func(a policyfiles.HookAnswer) bool { return a.Hook == "" })
 }
 
-func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body []byte) (a policyfiles.HookAnswer,
+func (c *Client) ask(ctx context.Context, tenant string, uid types.UID, body []byte) (a policyfiles.HookAnswer,
 	_ error,
 ) {
-	if c.circuit.open(namespace) {
+	if c.circuit.open(tenant) {
 		return a, errOpen
 	}
 	limit := c.Timeout
@@ -382,7 +383,7 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 	begun := time.Now()
 	late := false // it is read after the end of the work alone
 	got, err := c.inFlight.Do(ctx, c.key.Add(1), inflight.Work[[]byte]{
-		Tenant: namespace,
+		Tenant: tenant,
 		Run: func(ctx context.Context, turn inflight.Turn[[]byte]) ([]byte, error) {
 			late = turn.Waited
 			limited, cancel := context.WithDeadline(ctx, begun.Add(limit))
@@ -405,7 +406,7 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 		return a, ErrClosed
 	case timedOut:
 		if limit >= c.Timeout/2 {
-			c.circuit.note(namespace, true)
+			c.circuit.note(tenant, true)
 		}
 		// the connection has a limit of its own
 		return a, fmt.Errorf("%w after %v", outbound.ErrTimedOut, min(limit, time.Since(begun)).Round(time.Millisecond))
@@ -413,7 +414,7 @@ func (c *Client) ask(ctx context.Context, namespace string, uid types.UID, body 
 		panicAgain(err)
 		return a, ofTenant(err)
 	}
-	c.circuit.note(namespace, false)
+	c.circuit.note(tenant, false)
 	return c.decode(got, uid)
 }
 

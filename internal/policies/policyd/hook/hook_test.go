@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -423,7 +424,7 @@ func TestCircuitIsBounded(t *testing.T) {
 			c.Note(fmt.Sprintf("ns-%d%s", i, strings.Repeat("x", 100)), true)
 		}
 	}
-	if names, size := c.Kept(); names != 1024 || size > 1024*63 {
+	if names, size := c.Kept(); names != 1024 || size > 1024*127 {
 		t.Errorf("it has %d namespaces with %d bytes", names, size)
 	}
 	if !c.Open("ns-10"+strings.Repeat("x", 100)) || c.Open("ns-2000"+strings.Repeat("x", 100)) {
@@ -521,7 +522,7 @@ func TestConditionsAreEvaluatedInTurn(t *testing.T) {
 		}
 		ends := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
 		for i, namespace := range []string{"a", "b"} {
-			go hook.Evaluate(clients[0], namespace, ends[i])
+			go hook.Evaluate(clients[0], admission.Tenant(t.Context(), namespace), ends[i])
 		}
 		synctest.Wait()
 		before := hook.Used(clients[0])

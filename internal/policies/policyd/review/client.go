@@ -183,7 +183,9 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (
 	if len(body) > maxBody {
 		return status, false, ErrTooLarge
 	}
-	key := specKey(sha256.Sum256(body))
+	// A backend cannot tell clusters apart, and an answer is about a namespace of one.
+	tenant := admission.Tenant(ctx, spec.Namespace)
+	key := specKey(sha256.Sum256(append([]byte(tenant), body...)))
 	if deadline, ok := ctx.Deadline(); ok { // the caller needs time for the answer
 		early, cancel := context.WithDeadline(ctx, deadline.Add(-min(time.Until(deadline)/10, time.Second)))
 		defer cancel()
@@ -194,7 +196,7 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (
 		return known, true, nil
 	}
 	got, err := c.inFlight.Do(ctx, key, inflight.Work[attempts]{
-		Tenant: spec.Namespace, Size: int64(len(body) + perRequest),
+		Tenant: tenant, Size: int64(len(body) + perRequest),
 		Run: func(ctx context.Context, turn inflight.Turn[attempts]) (attempts, error) {
 			ctx, cancel := context.WithDeadline(ctx, start.Add(maxReview))
 			defer cancel()

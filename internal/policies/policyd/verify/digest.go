@@ -72,7 +72,7 @@ func (s *Service) Digests(ctx context.Context, rules *Rules, namespace string, i
 			digests[i] = a.digest
 		}
 	}
-	log, logged := s.options.Log.WithValues("namespace", namespace), 0
+	log, logged := s.log(ctx, namespace), 0
 	for _, a := range open {
 		denial, otherwise := a.rule.Unnamed(a.name), ""
 		switch {
@@ -117,13 +117,21 @@ func adding(a requirement.ImageRules) (strictest *requirement.Rule) {
 // others have turns at the same registry, and how many of them are in flight. A tenant can have many namespaces.
 const maxPerNamespace, maxOfNamespace = maxPerRegistry / 2, maxFlights / 32
 
+func (s *Service) log(ctx context.Context, namespace string) klog.Logger {
+	log := s.options.Log.WithValues("namespace", namespace)
+	if cluster := admission.ClusterOf(ctx); cluster != "" {
+		log = log.WithValues("cluster", cluster)
+	}
+	return log
+}
+
 var errLate = errors.New("it was not answered in time")
 
 // A namespaced is what is asked for a namespace: a digest, or what a change needs.
 type namespaced struct {
-	namespace string
-	name      imageref.Name
-	change    string
+	tenant string
+	name   imageref.Name
+	change string
 }
 
 func newNamespaces() *inflight.Group[namespaced, requirement.Report] {
@@ -140,7 +148,7 @@ func (s *Service) askIn(
 		return report, errLate
 	}
 	report, err = s.namespaces.Do(ctx, k, inflight.Work[requirement.Report]{
-		Tenant: k.namespace, Size: 1, Ending: inflight.Continue,
+		Tenant: k.tenant, Size: 1, Ending: inflight.Continue,
 		Run: func(ctx context.Context, _ inflight.Turn[requirement.Report]) (requirement.Report, error) {
 			return ask(ctx)
 		},
@@ -152,7 +160,7 @@ func (s *Service) askIn(
 }
 
 func (s *Service) digest(ctx context.Context, namespace string, name imageref.Ref) (string, error) {
-	report, err := s.askIn(ctx, namespaced{namespace: namespace, name: name.Name()},
+	report, err := s.askIn(ctx, namespaced{tenant: admission.Tenant(ctx, namespace), name: name.Name()},
 		func(ctx context.Context) (requirement.Report, error) {
 			return s.share(ctx, key{name: name, webhook: true}, func(ctx context.Context) (requirement.Report, error) {
 				ctx, cancel := context.WithTimeout(ctx, s.options.Config.Limits.Time.Value())

@@ -231,6 +231,35 @@ func TestNamespacesShareTheTurnsOfRegistries(t *testing.T) {
 	})
 }
 
+// The turns of a namespace are not those of one with its name in another cluster.
+func TestNamespacesOfClustersHaveTheirOwnTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, pinned("pin", "*", "failurePolicy: Fail"))
+		w.resolve = func(string, string) (string, error) {
+			time.Sleep(time.Second)
+			return digestFor(1), nil
+		}
+		one, two := admission.InCluster(t.Context(), "one"), admission.InCluster(t.Context(), "two")
+		for i := range 32 { // 4 at a time
+			go func() { w.Digests(one, w.rules, "team", tagged(fmt.Sprintf("r.test/greedy:%d", i))) }()
+		}
+		time.Sleep(100 * time.Millisecond)
+		for _, ctx := range []context.Context{two, t.Context()} {
+			began := time.Now()
+			got, findings, _ := w.Digests(ctx, w.rules, "team", tagged("r.test/app:"+admission.ClusterOf(ctx)+"1"))
+			if got[0] != digestFor(1) || len(findings) > 0 || time.Since(began) > 1500*time.Millisecond {
+				t.Errorf("cluster %q: %q, %v after %v; want the digest after a second", admission.ClusterOf(ctx), got, findings,
+					time.Since(began))
+			}
+		}
+		// Facts about images are for all clusters.
+		if got, _, _ := w.Digests(one, w.rules, "team", tagged("r.test/app:two1")); got[0] != digestFor(1) {
+			t.Errorf("%q; want the digest that another cluster has asked for", got)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
 // A tenant with many namespaces leaves room for the images of others.
 func TestManyGreedyNamespacesDoNotFillTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -94,7 +94,7 @@ func (s *Service) Changes(ctx context.Context, rules *Rules, namespace string, e
 	asked.SetLimit(maxAtOnce)
 	for i, c := range changes {
 		asked.Go(func() error {
-			k := namespaced{namespace, imageref.New(c.Image).Name(), c.Rule.Hash + c.patch.Key()}
+			k := namespaced{admission.Tenant(ctx, namespace), imageref.New(c.Image).Name(), c.Rule.Hash + c.patch.Key()}
 			answers[i].Report, answers[i].err = s.askIn(ctx, k, func(ctx context.Context) (requirement.Report, error) {
 				return s.askFor(ctx, rules, c)
 			})
@@ -102,7 +102,7 @@ func (s *Service) Changes(ctx context.Context, rules *Rules, namespace string, e
 		})
 	}
 	_ = asked.Wait() // the errors are in the answers
-	log := s.options.Log.WithValues("namespace", namespace)
+	log := s.log(ctx, namespace)
 	met := changes[:0]
 	for i, c := range changes {
 		if i == maxLogged {

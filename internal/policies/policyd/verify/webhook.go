@@ -69,7 +69,7 @@ func (s *Service) judge(ctx context.Context, rules *Rules, namespace string, ima
 		})
 	}
 	_ = asked.Wait() // the errors are in the answers
-	log := s.options.Log.WithValues("namespace", namespace)
+	log := s.log(ctx, namespace)
 	for i, q := range open {
 		if i == maxLogged {
 			log = klog.Logger{} // it discards

@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -23,12 +24,22 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 )
 
-// The paths of the endpoints.
+// The paths of the endpoints. Those of a cluster with a name have a prefix; see ClusterPath.
 const (
 	ValidatePath    = "/admission/validate"
 	MutatePath      = "/admission/mutate"
 	ImageReviewPath = "/imagereview"
+
+	clustersPath = "/clusters/"
 )
+
+// ClusterPath returns a path for the API server of a cluster: the same one for the cluster without a name, "".
+func ClusterPath(cluster, path string) string {
+	if cluster == "" {
+		return path
+	}
+	return clustersPath + cluster + path
+}
 
 const (
 	maxObject = 3 << 20 // the limit of kube-apiserver for the body of a request
@@ -68,9 +79,12 @@ type Options struct {
 	Custom func(context.Context, verify.CustomObject) *verify.Custom
 	// Hooks returns what asks the hooks for requests with an operation and a subresource; nil if there are none.
 	Hooks     func(operation, subresource string) AskHooks
-	Templates []config.PodTemplate          // where custom resources have pod templates
-	Observe   func(Event)                   // is called with each answer before it is sent
-	OnPanic   func(value any, stack []byte) // is called when the judgement of a request panics
+	Templates []config.PodTemplate // where custom resources have pod templates
+	Clusters  []string             // the names of clusters. They are in the contexts of all functions
+	// Client reports whether a client may ask in the name of a cluster; nil means that all may.
+	Client  func(cluster string, connection *tls.ConnectionState) bool
+	Observe func(Event)                   // is called with each answer before it is sent
+	OnPanic func(value any, stack []byte) // is called when the judgement of a request panics
 }
 
 // An Outcome says how a request was answered.
@@ -96,7 +110,8 @@ func Outcomes() []Outcome {
 
 // An Event describes a request and its answer. Only Digests and the messages of Decision have values of the object.
 type Event struct {
-	Path    string // ValidatePath, MutatePath or ImageReviewPath
+	Path    string // ValidatePath, MutatePath or ImageReviewPath of a cluster, or /clusters/ for an unknown one
+	Cluster string
 	Outcome Outcome
 	// Operation, Resource, Namespace and Name are those of an admission review. Resource is as in
 	// pods/ephemeralcontainers and deployments.apps. An image review has only Namespace.
@@ -140,9 +155,19 @@ func New(o Options) (*Handler, error) {
 // ServeHTTP answers a request. The status of an answer other than a review says what is wrong with the request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
+	event := Event{Path: r.URL.Path}
+	path := event.Path
+	if rest, ok := strings.CutPrefix(path, clustersPath); ok {
+		event.Cluster, path, _ = strings.Cut(rest, "/")
+		path = "/" + path
+		if !slices.Contains(h.options.Clusters, event.Cluster) {
+			h.refused(w, Event{Path: clustersPath}, refuse(http.StatusNotFound, "kubeconfigs has no such cluster"))
+			return
+		}
+	}
 	var limit int64
 	var answer answerFunc
-	switch r.URL.Path {
+	switch path {
 	case ValidatePath:
 		limit, answer = maxAdmissionReview, h.validate
 	case MutatePath:
@@ -159,19 +184,27 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, r.text, r.status)
 		return
 	}
-	event := Event{Path: r.URL.Path}
+	if h.options.Client != nil && !h.options.Client(event.Cluster, r.TLS) {
+		w.Header().Set("Connection", "close") // of a CA that was replaced, for example
+		h.refused(w, event, refuse(http.StatusForbidden, "the client certificate is of no CA of this cluster"))
+		return
+	}
+	r = r.WithContext(admission.InCluster(r.Context(), event.Cluster))
 	response, refused := h.serve(w, r, limit, answer, &event)
 	event.Took = time.Since(began)
 	if refused != nil {
-		event.Outcome = Refused
-	}
-	h.options.Observe(event)
-	if refused != nil {
-		http.Error(w, refused.text, refused.status)
+		h.refused(w, event, refused)
 		return
 	}
+	h.options.Observe(event)
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(response) //nolint:gosec // G705: JSON; an error means that the client has gone
+}
+
+func (h *Handler) refused(w http.ResponseWriter, event Event, r *refusal) {
+	event.Outcome = Refused
+	h.options.Observe(event)
+	http.Error(w, r.text, r.status)
 }
 
 type refusal struct {

@@ -85,6 +85,8 @@ func NeedsNamespaces(s *restriction.Set) bool {
 // ManifestOptions say what the objects are for. Errors about them name the flags of pullgate-policyd manifests.
 type ManifestOptions struct {
 	URL string // where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means inside
+	// Cluster is the name in the kubeconfigs of that pullgate-policyd; "" is the cluster of its kubeconfig.
+	Cluster string
 	// Namespace, Image, Policies and TrustedRoot are for a pullgate-policyd in the cluster. If Policies are nil, they are
 	// not known: the ConfigMap is not printed, namespaces are watched, and no webhook changes pods.
 	Namespace, Image string
@@ -252,7 +254,8 @@ func (o ManifestOptions) webhook(object, name, path string, rules ...rule) (c we
 		}
 	} else {
 		object += ".static.k8s.io"
-		w.ClientConfig.URL = new(strings.TrimSuffix(strings.TrimSuffix(o.URL, ValidatePath), "/") + path)
+		base := strings.TrimSuffix(strings.TrimSuffix(o.URL, ValidatePath), "/")
+		w.ClientConfig.URL = new(base + ClusterPath(o.Cluster, path))
 	}
 	c.ObjectMeta = metav1.ObjectMeta{Name: object, Labels: manifestLabels()}
 	if slices.Sort(excluded); len(excluded) > 0 {
@@ -374,6 +377,9 @@ func (o ManifestOptions) validate() error {
 	}
 	if o.URL != "" {
 		errs = append(errs, validateURL(o.URL))
+		if o.Cluster != "" {
+			labels("--cluster", o.Cluster)
+		}
 	} else {
 		labels("--namespace", o.Namespace)
 		if _, err := imageref.Parse(o.Image); err != nil {
