@@ -187,27 +187,13 @@ func (c *cipCompiler) signers(at *field.Path, a *cipAuthority) []requirementNode
 		common.Timestamp = &requirement.Timestamp{} // something must prove that the certificate was valid
 	}
 	if a.Key != nil {
-		return c.key(at.Child("key"), a.Key, common)
+		at := at.Child("key")
+		if common.Key = c.publicKey(at, a.Key, "an authority"); common.Key == nil {
+			return nil
+		}
+		return []requirementNode{signedBy(at, common)}
 	}
 	return c.keyless(at.Child("keyless"), a.Keyless, common)
-}
-
-func (c *cipCompiler) key(at *field.Path, k *cipKey, common requirement.Signer) []requirementNode {
-	if k.Data == nil {
-		c.Required(at.Child("data"), "must be a public key in PEM form")
-		return nil
-	}
-	hash := c.OneOf(at.Child("hashAlgorithm"), k.HashAlgorithm, "sha256", "sha384", "sha512")
-	keys := c.Keys(at.Child("data"), *k.Data, keyItself)
-	if len(keys) > 1 {
-		c.Invalid(at.Child("data"), "several PEM blocks", "must be one public key; write an authority for each")
-		return nil
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	common.Key = &requirement.Key{Public: keys[0], Hash: hash}
-	return []requirementNode{signedBy(at, common)}
 }
 
 func (c *cipCompiler) keyless(at *field.Path, k *cipKeyless, common requirement.Signer) []requirementNode {
@@ -229,20 +215,8 @@ func (c *cipCompiler) keyless(at *field.Path, k *cipKeyless, common requirement.
 			c.Invalid(at.Child("ca-cert", "hashAlgorithm"), *ca.HashAlgorithm, "must be absent; a certificate says it")
 		}
 	}
-	c.RequiredIf(len(k.Identities) == 0, at.Child("identities"), "must have at least one issuer and subject")
-	var nodes []requirementNode
-	for i, id := range k.Identities {
-		at := at.Child("identities").Index(i)
-		s := common
-		s.Keyless = &requirement.Keyless{
-			Issuer:    c.Identity(at, "issuer", id.Issuer, id.IssuerRegExp, requirement.Exactly),
-			Subject:   c.Identity(at, "subject", id.Subject, id.SubjectRegExp, requirement.Exactly),
-			Roots:     roots,
-			IgnoreSCT: isTrue(k.InsecureIgnoreSCT),
-		}
-		nodes = append(nodes, signedBy(at, s))
-	}
-	return nodes
+	common.Keyless = &requirement.Keyless{Roots: roots, IgnoreSCT: isTrue(k.InsecureIgnoreSCT)}
+	return c.identities(at.Child("identities"), k.Identities, common)
 }
 
 type (
@@ -274,7 +248,7 @@ type cipMatch struct {
 
 type cipAuthority struct {
 	Name    *string     `json:"name"`
-	Key     *cipKey     `json:"key"`
+	Key     *writtenKey `json:"key"`
 	Keyless *cipKeyless `json:"keyless"`
 	Static  *struct {
 		Action  *string `json:"action"`
@@ -293,21 +267,11 @@ type cipAttestation struct {
 	PredicateType *string `json:"predicateType"`
 }
 
-type cipKey struct {
-	Data          *string `json:"data"`
-	HashAlgorithm *string `json:"hashAlgorithm"`
-}
-
 type cipKeyless struct {
-	URL        *string `json:"url"`
-	Identities []struct {
-		Issuer        *string `json:"issuer"`
-		IssuerRegExp  *string `json:"issuerRegExp"`
-		Subject       *string `json:"subject"`
-		SubjectRegExp *string `json:"subjectRegExp"`
-	} `json:"identities"`
-	CACert            *cipKey `json:"ca-cert"`
-	InsecureIgnoreSCT *bool   `json:"insecureIgnoreSCT"`
+	URL               *string     `json:"url"`
+	Identities        []identity  `json:"identities"`
+	CACert            *writtenKey `json:"ca-cert"`
+	InsecureIgnoreSCT *bool       `json:"insecureIgnoreSCT"`
 }
 
 func cipDecoder() *strictyaml.Decoder {
@@ -319,7 +283,7 @@ func cipDecoder() *strictyaml.Decoder {
 		reflect.TypeFor[cipMatch](): refuse("selector", "selectors of labels are not supported; remove it, or write the "+
 			"policy as a ClusterPolicy of kyverno.io/v1 with namespaces"),
 		reflect.TypeFor[cipAttestation](): refuseCIPPolicy,
-		reflect.TypeFor[cipKey](): refuse("kms", "KMS is not supported, because only the registry is asked; write the "+
+		reflect.TypeFor[writtenKey](): refuse("kms", "KMS is not supported, because only the registry is asked; write the "+
 			"public key in data, as cosign public-key --key prints it",
 			"secretRef", "references to Secrets are not supported; write the content of the Secret in data"),
 		reflect.TypeFor[cipKeyless](): noTrustRoot, reflect.TypeFor[cipLog](): noTrustRoot,

@@ -246,6 +246,28 @@ func (c *checker) Identity(at *field.Path, name string, value, expression *strin
 	return t
 }
 
+// An identity is that of a certificate.
+type identity struct {
+	Issuer        *string `json:"issuer"`
+	IssuerRegExp  *string `json:"issuerRegExp"`
+	Subject       *string `json:"subject"`
+	SubjectRegExp *string `json:"subjectRegExp"`
+}
+
+// identities returns a signer for each identity of a list: s, whose Keyless is complete but for the identity.
+func (c *checker) identities(at *field.Path, list []identity, s requirement.Signer) (nodes []requirementNode) {
+	c.RequiredIf(len(list) == 0, at, "must have at least one issuer and subject")
+	for i, id := range list {
+		at, k := at.Index(i), *s.Keyless
+		k.Issuer = c.Identity(at, "issuer", id.Issuer, id.IssuerRegExp, requirement.Exactly)
+		k.Subject = c.Identity(at, "subject", id.Subject, id.SubjectRegExp, requirement.Exactly)
+		signer := s
+		signer.Keyless = &k
+		nodes = append(nodes, signedBy(at, signer))
+	}
+	return nodes
+}
+
 func (c *checker) NoVariable(at *field.Path, value string) {
 	c.InvalidIf(strings.Contains(value, "{{"), at, value, "variables are not supported; write the value itself")
 }
@@ -281,6 +303,26 @@ const (
 	minRSABits = 2048
 	keyItself  = "write the public key itself, as cosign public-key --key prints it"
 )
+
+type writtenKey struct {
+	Data          *string `json:"data"`
+	HashAlgorithm *string `json:"hashAlgorithm"`
+}
+
+// publicKey returns the one key of a field; nil after an error. Several keys need an entry each.
+func (c *checker) publicKey(at *field.Path, k *writtenKey, entry string) *requirement.Key {
+	if k.Data == nil {
+		c.Required(at.Child("data"), "must be a public key in PEM form")
+		return nil
+	}
+	hash := c.OneOf(at.Child("hashAlgorithm"), k.HashAlgorithm, "sha256", "sha384", "sha512")
+	keys := c.Keys(at.Child("data"), *k.Data, keyItself)
+	c.InvalidIf(len(keys) > 1, at.Child("data"), "several PEM blocks", "must be one public key; write "+entry+" for each")
+	if len(keys) != 1 {
+		return nil
+	}
+	return &requirement.Key{Public: keys[0], Hash: hash}
+}
 
 // Keys returns the public keys of a field in PKIX form, in DER. No error has a part of the value: it could be a private
 // key.

@@ -92,49 +92,30 @@ func (c *ivpCompiler) attestor(at *field.Path, a *ivpCosign) (none requirement.R
 	}
 	switch at := at.Child(kind); kind {
 	case "key":
-		if a.Key.Data == nil {
-			c.Required(at.Child("data"), "must be a public key in PEM form")
+		if common.Key = c.publicKey(at, a.Key, "an attestor"); common.Key == nil {
 			return none
 		}
-		hash := c.OneOf(at.Child("hashAlgorithm"), a.Key.HashAlgorithm, "sha256", "sha384", "sha512")
-		keys := c.Keys(at.Child("data"), *a.Key.Data, keyItself)
-		c.InvalidIf(len(keys) > 1, at.Child("data"), "several PEM blocks",
-			"must be one public key; write an attestor for each")
-		if len(keys) != 1 {
-			return none
-		}
-		common.Key = &requirement.Key{Public: keys[0], Hash: hash}
 	case "certificate":
 		if common.Key = c.certificateKey(at, a.Certificate.Cert, a.Certificate.CertChain); common.Key == nil {
 			return none
 		}
 	default:
-		return c.identities(at, a, common, keyless)
+		return c.keyless(at, a.Keyless, common, keyless)
 	}
 	return requirement.Requirement{SignedBy: &common}
 }
 
-func (c *ivpCompiler) identities(at *field.Path, a *ivpCosign, common requirement.Signer,
+func (c *ivpCompiler) keyless(at *field.Path, from *ivpKeyless, common requirement.Signer,
 	keyless requirement.Keyless,
 ) requirement.Requirement {
-	if a.Keyless.Roots != nil {
-		keyless.Roots = c.certificates(at.Child("roots"), *a.Keyless.Roots, c.now, true)
+	if from.Roots != nil {
+		keyless.Roots = c.certificates(at.Child("roots"), *from.Roots, c.now, true)
 	}
 	if common.Log == nil && common.Timestamp == nil {
 		common.Timestamp = &requirement.Timestamp{} // something must prove that the certificate was valid
 	}
-	at = at.Child("identities")
-	c.RequiredIf(len(a.Keyless.Identities) == 0, at, "must have at least one issuer and subject")
-	var nodes []requirementNode
-	for i, id := range a.Keyless.Identities {
-		at := at.Index(i)
-		signer, k := common, keyless
-		k.Issuer = c.Identity(at, "issuer", id.Issuer, id.IssuerRegExp, requirement.Exactly)
-		k.Subject = c.Identity(at, "subject", id.Subject, id.SubjectRegExp, requirement.Exactly)
-		signer.Keyless = &k
-		nodes = append(nodes, signedBy(at, signer))
-	}
-	return requirement.AtLeast(1, c.Distinct(nodes)...)
+	common.Keyless = &keyless
+	return requirement.AtLeast(1, c.Distinct(c.identities(at.Child("identities"), from.Identities, common))...)
 }
 
 // certificateKey returns the key of a certificate, which the chain must lead to.

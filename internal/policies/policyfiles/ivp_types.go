@@ -101,19 +101,8 @@ type ivpAttestor struct {
 }
 
 type ivpCosign struct {
-	Key *struct {
-		Data          *string `json:"data"`
-		HashAlgorithm *string `json:"hashAlgorithm"`
-	} `json:"key"`
-	Keyless *struct {
-		Identities []struct {
-			Issuer        *string `json:"issuer"`
-			Subject       *string `json:"subject"`
-			IssuerRegExp  *string `json:"issuerRegExp"`
-			SubjectRegExp *string `json:"subjectRegExp"`
-		} `json:"identities"`
-		Roots *string `json:"roots"`
-	} `json:"keyless"`
+	Key         *writtenKey `json:"key"`
+	Keyless     *ivpKeyless `json:"keyless"`
 	Certificate *struct {
 		Cert      *ivpText `json:"cert"`
 		CertChain *ivpText `json:"certChain"`
@@ -129,6 +118,11 @@ type ivpCosign struct {
 		InsecureIgnoreTlog *bool   `json:"insecureIgnoreTlog"`
 		InsecureIgnoreSCT  *bool   `json:"insecureIgnoreSCT"`
 	} `json:"ctlog"`
+}
+
+type ivpKeyless struct {
+	Identities []identity `json:"identities"`
+	Roots      *string    `json:"roots"`
 }
 
 type ivpText struct {
@@ -157,7 +151,7 @@ func ivpDecoder() *strictyaml.Decoder {
 		reflect.TypeFor[ivpCosign](): refuse("tuf trustedRoot", "not supported; remove it, and add the content to the file "+
 			"trustedRoot of the configuration of pullgate-policyd",
 			"annotations", "annotations of signatures are not supported; remove it"),
-		reflect.TypeOf(cosign.Key).Elem(): refuse("kms", "KMS is not supported, because only the registry is asked; write "+
+		reflect.TypeFor[writtenKey](): refuse("kms", "KMS is not supported, because only the registry is asked; write "+
 			"the public key in data, as cosign public-key --key prints it",
 			"secretRef", "references to Secrets are not supported; write the public key in data", "expression", expression),
 		reflect.TypeFor[ivpText](): refuse("expression", expression),
