@@ -201,36 +201,6 @@ func TestReviewsWithOtherFiles(t *testing.T) {
 	p.says("other files", 1, `"Failed to review an image: falling back to defaultAllow of the backend"`)
 }
 
-func TestReviewsWithoutPolicyd(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
-	t.Parallel()
-	p, d := newReviewTest(t)
-	putBackend(t, p.dir, "absent", "}\nmatch: {namespaces: [open, both]}")
-	putBackend(t, p.dir, "closed", ", defaultAllow: false}\nmatch: {namespaces: [closed, both]}")
-	putBackend(t, p.dir, "open", ", defaultAllow: true}\nmatch: {namespaces: [open]}")
-	p.open()
-	p.reviews("no backend", "else", "")
-	var all sync.WaitGroup
-	all.Go(func() {
-		if got := p.review("open"); !got.Admitted() || len(got.Findings) != 2 || !got.Findings[0].FailedOpen ||
-			!got.Findings[1].FailedOpen {
-			t.Errorf("defaultAllow true and absent: %+v; want Admit, both marked", got)
-		}
-	})
-	all.Go(func() { p.reviews("defaultAllow false", "closed", admission.ReviewUnavailable) })
-	all.Go(func() { p.reviews("one of each", "both", admission.ReviewUnavailable) })
-	all.Wait()
-	for _, backend := range []string{"absent", "closed", "open"} {
-		p.says("each backend", 1,
-			`"Failed to review an image: falling back to defaultAllow of the backend" err="pullgate-policyd not reached: `+
-				`lstat `+p.socket()+`: no such file or directory" logger="policies" backend="`+backend+`"`)
-	}
-	d.serve(t, p.socket())
-	p.reviews("a pullgate-policyd that starts", "closed", "")
-}
-
 // A failure is logged once a minute for each backend, with the number of those that were not logged.
 // Shows: 000-22
 func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
