@@ -12,7 +12,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
-	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -209,37 +208,6 @@ func TestDecisionsHaveTheDigestOfTheImage(t *testing.T) {
 	for _, d := range k.all {
 		if d.Digest != "" {
 			t.Errorf("%s of %s: digest %q; want none", d.Call, d.Image, d.Digest)
-		}
-	}
-}
-
-// The line about a container whose image was reviewed has the ID and the digest of the image that it started, also if
-// the tag has moved since the pod was reviewed by name.
-// Shows: 000-34, 000-36
-func TestReviewedImagesHaveTheIDThatStarted(t *testing.T) {
-	k, c := kept(restoring())
-	d := &policyd{}
-	p := newProxyWithPolicies(t, c, chainOf(reviewed(t, d, failClosed)))
-	digests := map[string]string{id1: "sha256:" + strings.Repeat("1", 64), id3: "sha256:" + strings.Repeat("3", 64)}
-	for id, digest := range digests {
-		p.runtime.SetImages(img(id, anyImage, "repo.test/any@"+digest))
-		container := ordinary()
-		container.Image = &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: anyImage}
-		k.all = nil
-		p.run(p.Pod("team"), container)
-		var found bool
-		for _, d := range k.all {
-			if d.Call != "CreateContainer" {
-				continue
-			}
-			found = true
-			if f := d.Admission.Findings; d.Verdict.Pair.ImageID != id || d.Digest != digest || d.Image != anyImage ||
-				len(f) != 1 || f[0].Validator != admission.ReviewValidator {
-				t.Errorf("%s: image ID %q, digest %q, findings %+v", id, d.Verdict.Pair.ImageID, d.Digest, f)
-			}
-		}
-		if !found {
-			t.Errorf("%s: no line about the container", id)
 		}
 	}
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
-	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -92,52 +91,6 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 		wg.Wait()
 		p.wantPrecheck(good, app, id1, "round %d: good pod's pre-check", round)
 		p.wantPrecheck(bad, app, "", "round %d: bad pod's pre-check", round)
-	}
-}
-
-// pullEnd is closed when the gate has noted the end of the one pull of a test.
-type pullEnd chan struct{}
-
-func (e pullEnd) Record(d decisionlog.Decision) {
-	if d.Outcome != "" {
-		close(e)
-	}
-}
-
-// The runtime completes the pull, but the client has disconnected when the runtime answers.
-func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
-	ended := make(pullEnd)
-	c := exact()
-	c.Decisions = ended
-	p := newProxy(t, tracker.Options{}, c)
-	ctx, cancel := context.WithCancel(t.Context())
-	alice, bob := p.Pod("alice"), p.Pod("bob")
-	completed := make(chan struct{})
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			cancel()
-			<-ended // the gate has ended this call
-			return img(id1), nil
-		}
-		r.BeforeAnswer = func(method string) {
-			if method == "PullImage" {
-				close(completed)
-			}
-		}
-	})
-	if _, err := p.Pull(ctx, alice, app, "good"); status.Code(err) != codes.Canceled {
-		t.Errorf("pull = %v; want Canceled", err)
-	}
-	<-completed
-	p.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
-	for _, x := range []*criproxytest.Pod{bob, alice} {
-		p.wantPrecheck(x, app, "", "%s's pre-check (the outcome of the pull is unknown)", x.UID)
-	}
-	p.restart()
-	p.wantPrecheck(bob, app, "", "bob's pre-check after a restart")
-	stats, err := p.store.Stats()
-	if err != nil || stats.Intents != 1 || stats.Marks != 0 || stats.Records != 0 {
-		t.Errorf("store = %+v, %v; want the one intent and nothing else", stats, err)
 	}
 }
 

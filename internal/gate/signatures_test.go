@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -113,13 +112,11 @@ type signing struct {
 	*proxy
 	*notary
 
-	state    *policyclient.EndorserState
-	rules    admission.Rules
-	validity time.Duration
-	grace    time.Duration
-	failing  bool // the store cannot write endorsements
-	last     []requirement.Rule
-	writing  func(point string) // called before and after an endorsement is written; nil is allowed
+	state   *policyclient.EndorserState
+	rules   admission.Rules
+	failing bool // the store cannot write endorsements
+	last    []requirement.Rule
+	writing func(point string) // called before and after an endorsement is written; nil is allowed
 }
 
 // current is the store of the process that runs.
@@ -166,7 +163,7 @@ func (s *signing) use(rules ...requirement.Rule) {
 		hash += r.Hash
 	}
 	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{
-		Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace,
+		Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash,
 	})
 	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: admission.SignatureValidator, Validator: e}}
 	chain := admission.New(s.rules, nil)
@@ -756,51 +753,6 @@ func TestEndorsementsThatCannotBeWritten(t *testing.T) {
 	s.wantRun(x, "main", app, "good", "afterwards")
 	s.failWrites()
 	s.wantPulled(s.Pod("team"), "main", app, "good", true, "with an endorsement and a store that cannot be written")
-}
-
-// An expired endorsement counts while the registry cannot be asked, and not after a denial.
-func TestValidityOfEndorsements(t *testing.T) {
-	s := newSigning(t, exact())
-	s.validity, s.grace = time.Hour, time.Hour
-	s.use(signedBy(t, "a", "repo.test/*"))
-	hash := requirement.NewSet("", &requirement.Policies{Rules: s.last}).Rules()[0].Hash
-	pair := records.Pair{ImageID: id1, Repository: "repo.test/team/app"}
-	age := func(age time.Duration) {
-		s.must(s.proxy.store.Endorse([]records.Endorsement{{Pair: pair, Requirement: hash, At: time.Now().Add(-age)}}, nil))
-	}
-	x := s.podWithAccess(app)
-	age(30 * time.Minute)
-	s.wantCreate(x, id1, app, codes.OK, "valid")
-	age(90 * time.Minute)
-	denies(t, "expired", admission.EndorsementMissing, "verified them too long ago")(s.Create(t.Context(), x, id1, app))
-	s.set(func(n *notary) { n.reason = "REGISTRY_UNAVAILABLE" })
-	s.wantPulled(x, "main", app, "good", true, "expired, and the registry cannot be asked")
-	s.set(func(n *notary) { n.reason = "REGISTRY_DENIED" })
-	s.restart()
-	_, err := s.runs(s.podWithAccess(app), "main", app, "good")
-	_ = err // the credential is denied, which says nothing about the image
-	if _, ok := s.proxy.store.Endorsed(pair, hash); !ok {
-		t.Error("the endorsement is gone after a denial of a credential")
-	}
-	s.forgetDenials()
-	s.set(func(n *notary) { n.reason = "" })
-	failsPull(t, "the signature is gone", "SignatureValidationFailed")(s.runs(s.podWithAccess(app), "main", app, "good"))
-	s.set(func(n *notary) { n.reason = "REGISTRY_UNAVAILABLE" })
-	s.forgetDenials()
-	failsPull(t, "an outage after a denial", "RegistryUnavailable")(s.runs(s.podWithAccess(app), "main", app, "good"))
-	for _, d := range []time.Duration{3 * time.Hour, -time.Hour} {
-		s.forgetDenials()
-		age(d)
-		_, err = s.runs(s.podWithAccess(app), "main", app, "good")
-		if (err == nil) != (d < 0) {
-			t.Errorf("verified %v ago, during an outage: %v", d, err)
-		}
-	}
-	s.forgetDenials()
-	s.set(func(n *notary) { n.reason = "" })
-	age(-time.Hour)
-	_, err = s.Create(t.Context(), s.podWithAccess(app), id1, app)
-	wantDenied(t, "verified in the future", err, admission.EndorsementMissing)
 }
 
 // pullgated is killed between the answer of the runtime and its own. Afterwards no container starts without an
