@@ -257,9 +257,7 @@ func refuses(t *testing.T, file, header string, parse func([]byte) error) {
 	if *update {
 		must(t, os.WriteFile(file, []byte(strings.Join(got, "\n")), 0o644))
 	}
-	if diff := cmp.Diff(string(want), strings.Join(got, "\n")); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", file, diff)
-	}
+	testkit.Equal(t, file, strings.Join(got, "\n"), string(want))
 }
 
 func TestParseRefuses(t *testing.T) {

@@ -6,12 +6,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -57,9 +57,7 @@ func (k *keeper) since() (said []string) {
 
 func (k *keeper) wants(t *testing.T, what string, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, k.since()); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	testkit.Equal(t, what, k.since(), want)
 }
 
 // Every verdict except a repeated Allow, every pull and every refusal is noted once.

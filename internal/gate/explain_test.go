@@ -206,9 +206,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 				[]string{"exempt_static_pod", "exempt_static_pod"},
 			},
 		} {
-			if d := cmp.Diff(tc.want, ask(tc.who, tc.container)); d != "" {
-				t.Errorf("%s (-want +got):\n%s", name, d)
-			}
+			testkit.Equal(t, name, ask(tc.who, tc.container), tc.want)
 		}
 	}
 	if d := cmp.Diff(counted, p.counts.get()); d != "" {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -242,9 +241,7 @@ func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *tes
 	want := []string{
 		"before: 0 intents, 0 records", "runtime asked with 1 intents, 0 records", "answered with 0 intents, 1 records",
 	}
-	if diff := cmp.Diff(want, events); diff != "" {
-		t.Errorf("order (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "order", events, want)
 }
 
 // The record of an image is deleted with the image, and with it the revocation in the record.

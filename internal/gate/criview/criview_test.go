@@ -288,9 +288,7 @@ func TestImageVolumesAndBlockDevices(t *testing.T) {
 		name, _ := m.Type.Get()
 		types, images = append(types, name), append(images, m.Image)
 	}
-	if d := cmp.Diff([]string{"image", "hostPath", "image", "hostPath", "image", "csi"}, types); d != "" {
-		t.Errorf("types (-want +got):\n%s", d)
-	}
+	testkit.Equal(t, "types", types, []string{"image", "hostPath", "image", "hostPath", "image", "csi"})
 	// An image ID does not count as the name in the pod.
 	unknown := admission.Value[string]{}
 	if d := diff([]admission.Value[string]{

@@ -6,9 +6,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -33,9 +32,7 @@ func TestBySeenAnswersWhoCarriesTheValue(t *testing.T) {
 	for seen, want := range map[string][]string{
 		"t1": {"u1"}, "t2": {"u2", "u3"}, "t3": {}, "": {},
 	} {
-		if diff := cmp.Diff(want, uids(x.BySeen(seen))); diff != "" {
-			t.Errorf("BySeen(%q) (-want +got):\n%s", seen, diff)
-		}
+		testkit.Equal(t, fmt.Sprintf("BySeen(%q)", seen), uids(x.BySeen(seen)), want)
 	}
 	if p, ok := x.BySandbox("s4"); !ok || p.UID != "u4" {
 		t.Errorf("BySandbox(s4) = %v, %v; want u4", p, ok)

@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -701,9 +702,7 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 			"team/twice uid-twice a repo.test/team/app:1 needs proof (known: )", // a pull has no credential
 			"team/unsourced new   unknown",
 		}
-		if d := cmp.Diff(all, w.podRows(false)); d != "" {
-			t.Errorf("enforcing %v (-want +got):\n%s", enforce, d)
-		}
+		testkit.Equal(t, fmt.Sprintf("enforcing %v", enforce), w.podRows(false), all)
 		if d := cmp.Diff([]string{all[3], all[7], all[8]}, w.podRows(true)); d != "" {
 			t.Errorf("enforcing %v, denied (-want +got):\n%s", enforce, d)
 		}

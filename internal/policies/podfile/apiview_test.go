@@ -80,9 +80,7 @@ ephemeralContainers: [{name: debug, image: busybox}]`)
 		{"web", admission.KindContainer, 2, false, admission.SELinux{User: "u"}},
 		{"debug", admission.KindEphemeral, 1, true, admission.SELinux{Type: "a_t"}},
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Errorf("containers (-want +got):\n%s", d)
-	}
+	testkit.Equal(t, "containers", got, want)
 	if containers[1].Privileged != admission.Set(false) || containers[0].Privileged != admission.Absent[bool]() {
 		t.Error("an explicit false is not distinguished from nil")
 	}

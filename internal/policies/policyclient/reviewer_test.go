@@ -11,11 +11,10 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 type (
@@ -122,9 +121,7 @@ func TestRequestHasWhatBackendsMaySee(t *testing.T) {
 		PolicyHash: "h", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"data:1", "data:2"},
 		Annotations: map[string]string{"x.image-policy.k8s.io/ticket": "T-7"}, Backends: 1,
 	}}
-	if d := cmp.Diff(want, p.asked); d != "" {
-		t.Errorf("asked (-want +got):\n%s", d)
-	}
+	testkit.Equal(t, "asked", p.asked, want)
 	if len(got) != 3 || !admission.DecisionOf(got).Admitted() || got[0].Rule != "" || got[1].Rule != "data:1" ||
 		got[2].Policy != "a" {
 		t.Errorf("findings %+v; want three that admit", got)

@@ -60,9 +60,7 @@ func TestReviewPassesRequestAndResults(t *testing.T) {
 		"scan app:1 allowed=true cached=false failed=false open=false map[k:v]",
 		"scan vol:1 allowed=false cached=false failed=false open=false map[]",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("results (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "results", got, want)
 	if len(seen) != 2 {
 		t.Errorf("%d requests; want one for each image", len(seen))
 	}

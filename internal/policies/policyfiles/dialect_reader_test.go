@@ -10,10 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A dialect is the function Load of a dialect.
@@ -126,9 +125,7 @@ func compare(t *testing.T, name, got string) {
 	if os.Getenv("UPDATE") != "" {
 		must(t, os.WriteFile(name, []byte(got), 0o600))
 	}
-	if diff := cmp.Diff(readFile(t, name), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	testkit.Equal(t, name, got, readFile(t, name))
 }
 
 // describePolicies returns policies as text: rules, the hashes of what they require, and notes.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -107,8 +108,6 @@ func TestNotMet(t *testing.T) {
 			Validator: "endorsement", Policy: "p", Answer: admission.Deny, Reason: want,
 			Message: `image "app:1": policy p is not met: signed by x; required: no signer`,
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("NotMet (-want +got):\n%s", diff)
-		}
+		testkit.Equal(t, "NotMet", got, want)
 	}
 }

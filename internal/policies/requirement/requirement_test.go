@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -103,9 +102,7 @@ func TestHashIsThatOfEarlierVersions(t *testing.T) {
 	}
 	want, err := os.ReadFile("testdata/hashes.golden")
 	testkit.Must(t, err)
-	if diff := cmp.Diff(string(want), text.String()); diff != "" {
-		t.Errorf("testdata/hashes.golden (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "testdata/hashes.golden", text.String(), string(want))
 }
 
 func TestHashesDiffer(t *testing.T) {

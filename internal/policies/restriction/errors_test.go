@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const header = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: test}\n"
@@ -89,9 +89,7 @@ func golden(t *testing.T, name string, got []byte) {
 	if os.Getenv("UPDATE") != "" {
 		must(t, os.WriteFile(name, got, 0o600))
 	}
-	if diff := cmp.Diff(string(read(t, name)), string(got)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
+	testkit.Equal(t, name, string(got), string(read(t, name)))
 }
 
 func read(tb testing.TB, name string) []byte {

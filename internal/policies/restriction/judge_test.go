@@ -11,6 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // Shows: 003-01, 003-02, 003-03
@@ -322,9 +323,7 @@ func TestPolicies(t *testing.T) {
 		{Name: "everywhere", Mode: restriction.BindingModeDrop, Everywhere: true},
 		{Name: "selected", Mode: restriction.BindingModeDrop, Selector: "a=2,b in (v,w),c notin (x),d,!e,z=1"},
 	}
-	if d := cmp.Diff(want, set.Policies()); d != "" {
-		t.Errorf("Policies (-want +got):\n%s", d)
-	}
+	testkit.Equal(t, "Policies", set.Policies(), want)
 	if all := (*restriction.Set)(nil).Policies(); all != nil {
 		t.Errorf("a nil Set has %v", all)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // wrap returns objects of all resources with this pod spec, by resource.
@@ -271,9 +272,7 @@ func TestEphemeralContainers(t *testing.T) {
 		}
 	}
 	want := []review.Subject{{Namespace: "team", Images: []string{"good.test/a", "good.test/debug"}}}
-	if d := cmp.Diff(want, reviewer.pods); d != "" {
-		t.Errorf("reviewed (-want +got):\n%s", d)
-	}
+	testkit.Equal(t, "reviewed", reviewer.pods, want)
 }
 
 // recorder is a reviewer that admits.
@@ -310,9 +309,7 @@ func TestReviews(t *testing.T) {
 			}
 			continue
 		}
-		if d := cmp.Diff([]review.Subject{want}, reviewer.pods); d != "" {
-			t.Errorf("reviewed (-want +got):\n%s", d)
-		}
+		testkit.Equal(t, "reviewed", reviewer.pods, []review.Subject{want})
 	}
 	for name, tc := range map[string]struct {
 		from, to string

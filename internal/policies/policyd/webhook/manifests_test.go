@@ -133,9 +133,7 @@ func TestManifestOfDigests(t *testing.T) {
 	}
 	want := validating.ClientConfig
 	want.Service.Path = mutating.ClientConfig.Service.Path
-	if diff := cmp.Diff(want, mutating.ClientConfig); diff != "" {
-		t.Errorf("client (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "client", mutating.ClientConfig, want)
 	if diff := cmp.Diff(validating.NamespaceSelector, mutating.NamespaceSelector); diff != "" ||
 		*mutating.FailurePolicy != *validating.FailurePolicy || *mutating.TimeoutSeconds != *validating.TimeoutSeconds ||
 		*mutating.SideEffects != admissionregistrationv1.SideEffectClassNone {

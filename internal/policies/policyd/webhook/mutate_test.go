@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admission/v1"
 	"sigs.k8s.io/yaml"
 
@@ -153,9 +152,7 @@ func TestDigestsAreAddedToEveryPlace(t *testing.T) {
 			`ccc:1"`, `ccc:1@`+digestOf("r.test:5000/ccc:1")+`"`, `dddddddddd:1"`, `dddddddddd:1@`+digestOf("dddddddddd:1")+`"`,
 		).Replace(everyPlace)
 		testkit.Must(t, yaml.Unmarshal([]byte(spec), &want))
-		if diff := cmp.Diff(want, got["spec"]); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		testkit.Equal[any](t, name, got["spec"], want)
 		note := func(image string) string {
 			return fmt.Sprintf(`{"image":%q,"digest":%q}`, image, digestOf(image))
 		}

@@ -10,12 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A judge records what it is asked. It denies images whose name begins with bad, reports those with audit, cannot judge
@@ -63,9 +62,7 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 		}
 		images := []string{"a:1", "b:1", "i:1", "v:1"}
 		want := []signed{{Namespace: "team", Images: images, Template: resource != "pods"}}
-		if diff := cmp.Diff(want, j.asked); diff != "" {
-			t.Errorf("%s: asked (-want +got):\n%s", resource, diff)
-		}
+		testkit.Equal(t, resource+": asked", j.asked, want)
 		if e := w.last(); e.Outcome != webhook.Allowed || len(e.Decision.Findings) < 4 {
 			t.Errorf("%s: %s with %d findings; want allowed", resource, e.Outcome, len(e.Decision.Findings))
 		}
