@@ -6,17 +6,10 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"io"
-	"log" //nolint:depguard // the logger of go-containerregistry's registry
-	"net/http"
-	"net/http/httptest"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -27,7 +20,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
-	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // denying returns the rule of a file with attestors, fields of verifyImages, and conditions of validate.deny.
@@ -53,8 +45,6 @@ func publicPEM(tb testing.TB, key *ecdsa.PrivateKey) string {
 	der := testkit.Value(x509.MarshalPKIXPublicKey(key.Public()))(tb)
 	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 }
-
-const configType = "application/vnd.oci.image.config.v1+json"
 
 // withConfig returns an image whose configuration is stored.
 func withConfig(tb testing.TB, config string) (*memory, image) {
@@ -378,50 +368,6 @@ func TestConditionsInTime(t *testing.T) {
 	c.options.Limits.Time = "1s"
 	c.options.Open = func(string, admission.Login) verify.Repository { return slowBlobs{m} }
 	expect(t, c.result(t), "LIMIT_EXCEEDED; took more than 1s")
-}
-
-// An image at a registry over HTTP, by an index: the configuration of the platform's manifest is judged.
-func TestDenyOfImageAtRegistry(t *testing.T) {
-	var blobs atomic.Int32
-	handler := ggcr.New(ggcr.WithReferrersSupport(true), ggcr.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
-			blobs.Add(1)
-		}
-		handler.ServeHTTP(w, r)
-	}))
-	defer server.Close()
-	put := func(architecture, user string) object {
-		config := []byte(`{"architecture":"` + architecture + `","os":"linux","config":{"User":"` + user + `"}}`)
-		send(t, http.MethodPost, server.URL+"/v2/team/app/blobs/uploads/?digest="+digestOf(config),
-			"application/octet-stream", config)
-		data := encode(t, object{
-			"schemaVersion": 2, "mediaType": recordedManifest, "layers": []object{},
-			"config": object{"mediaType": configType, "digest": digestOf(config), "size": len(config)},
-		})
-		send(t, http.MethodPut, server.URL+"/v2/team/app/manifests/"+digestOf(data), recordedManifest, data)
-		e := entry(digestOf(data), architecture)
-		e["mediaType"], e["size"] = recordedManifest, len(data)
-		return e
-	}
-	index := indexOf(put("arm64", "root"), put("amd64", "1000"))
-	index["mediaType"] = recordedIndex
-	send(t, http.MethodPut, server.URL+"/v2/team/app/manifests/1", recordedIndex, encode(t, index))
-	client := testkit.Value(registry.New(registry.Options{}))(t)
-	defer client.Close()
-	for user, want := range map[string]string{"root": "met", "1000": `CONDITION_NOT_MET; found "1000"`} {
-		blobs.Store(0)
-		c := check{
-			image: verify.Image{Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1")},
-			want: []*requirement.Requirement{denying(t, nil, "",
-				"{any: [{key: '{{ image.config.config.User }}', operator: Equals, value: '"+user+"'}]}").Requirement},
-		}
-		c.options.Open = func(name string, cred admission.Login) verify.Repository { return client.Repository(name, cred) }
-		expect(t, c.result(t), want)
-		if n := blobs.Load(); n != 1 {
-			t.Errorf("%d blobs were read; want the configuration", n)
-		}
-	}
 }
 
 func TestDenyOfPods(t *testing.T) {
