@@ -2,13 +2,17 @@ package records_test
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
+
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // Disk, then memory: while a write is being committed, look-ups neither wait for it nor see what it writes.
@@ -83,4 +87,66 @@ func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 	writers.Wait()
 	ended.Store(true)
 	reading.Wait()
+}
+
+// 500 pairs with 20 proofs each take at most 5 MB of memory.
+func TestMemoryOfFactsIsBounded(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	closeStore(t, s)
+	manyRecords(t, path, 500, 20)
+	before := heap()
+	s, _ = open(t, path, records.Options{})
+	loaded := heap() - before
+	uses := map[records.Pair]records.Use{} // every record is written again
+	for i := range 500 {
+		uses[numbered(i)] = records.Use{At: time.Now()}
+	}
+	testkit.Must(t, s.Touch(uses))
+	if written := heap() - before; loaded > 5<<20 || written > 5<<20 {
+		t.Errorf("%d bytes after the load, %d after every record was written; want at most 5 MB", loaded, written)
+	} else {
+		t.Logf("%d bytes after the load, %d after every record was written", loaded, written)
+	}
+	runtime.KeepAlive(s)
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func numbered(i int) records.Pair {
+	return pair(fmt.Sprintf("sha256:%064x", i), fmt.Sprintf("registry.example/team/app-%d", i))
+}
+
+// manyRecords writes records with proofs by as many credentials into the file of a closed store.
+func manyRecords(tb testing.TB, path string, n, proofs int) {
+	tb.Helper()
+	inFile(tb, path, func(tx *bolt.Tx) error {
+		for i := range n {
+			r := records.Record{Pair: numbered(i), Created: noon(), LastUsed: noon()}
+			for j := range proofs {
+				r.Proofs = append(r.Proofs, records.Proof{
+					Credential: credential.ID(fmt.Sprintf("%064x", j)), FirstProved: noon(), LastProved: noon(), LastUsed: noon(),
+					Namespace: fmt.Sprintf("team-%d", j),
+					Secrets: []records.SecretRef{{
+						UID:       fmt.Sprintf("7f1d3c52-0000-4000-8000-%012d", j),
+						Namespace: fmt.Sprintf("team-%d", j), Name: "registry",
+					}},
+				})
+			}
+			stored, err := records.Encode("records", key(r.Pair), r)
+			if err == nil {
+				err = tx.Bucket([]byte("records")).Put(key(r.Pair), stored)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

@@ -399,22 +399,3 @@ func TestTheWorkOfFirstIsBounded(t *testing.T) {
 		t.Errorf("First = %d beside Secrets with too many wildcards; want 1", len(got))
 	}
 }
-
-func BenchmarkFirstOf60000Wildcards(b *testing.B) {
-	key := credential.NewKey()
-	for name, ring := range map[string]credential.SealedKeyring{
-		"match":    globs(b, key, 15, "repo.test"),
-		"no match": globs(b, key, 15, "repx.test"),
-	} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				_, _ = ring.First("repo.test/team/app", credential.MaxOffers)
-			}
-		})
-		b.Run(name+", all", func(b *testing.B) {
-			for b.Loop() {
-				_ = ring.Lookup("repo.test/team/app")
-			}
-		})
-	}
-}

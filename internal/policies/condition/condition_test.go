@@ -404,19 +404,3 @@ func FuzzCompile(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkEvaluate(b *testing.B) {
-	list := conditions(b, "all",
-		`{key: "{{ scanner }}", operator: Equals, value: trivy}`,
-		`{key: "{{ time_since('', timestamp, '') }}", operator: LessThan, value: 24h}`,
-		"{key: '{{ Results[].Vulnerabilities[?CVSS.redhat.V3Score > `8.0`][] | length(@) }}', operator: Equals, value: 0}",
-	)
-	finding := `{"ID": "CVE-1", "CVSS": {"redhat": {"V3Score": 7.5}}, "Title": "` + strings.Repeat("x", 900) + `"},`
-	data := `{"scanner": "trivy", "timestamp": "2026-05-06T02:00:00Z", "Results": [{"Vulnerabilities": [` +
-		strings.TrimSuffix(strings.Repeat(finding, 1000), ",") + `]}]}`
-	for b.Loop() {
-		if r := evaluate(b, list, data); !r.Met {
-			b.Fatal(r)
-		}
-	}
-}

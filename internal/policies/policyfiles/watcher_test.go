@@ -106,20 +106,3 @@ func TestLoadOfAnInvalidFolderIsPolled(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkPoll(b *testing.B) {
-	dir := folder(b)
-	for i := range 1000 {
-		put(b, filepath.Join(dir, "p"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+".yaml"),
-			note(strings.Repeat("x", 1400)))
-	}
-	var w policyfiles.Watcher
-	_, err := w.Load(policyfiles.Paths{Folder: dir})
-	must(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, changed, err := w.Poll(); err != nil || changed {
-			b.Fatal(changed, err)
-		}
-	}
-}

@@ -144,25 +144,3 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 }
-
-// A set of many rules is asked each time a container starts.
-func BenchmarkFor(b *testing.B) {
-	var p requirement.Policies
-	for i := range 100 {
-		pattern, err := requirement.ParsePattern(fmt.Sprintf("registry-%d.test/team/*", i), requirement.KyvernoSyntax)
-		testkit.Must(b, err)
-		k := key("a")
-		p.Rules = append(p.Rules, requirement.Rule{
-			Policy: fmt.Sprint(i), Images: []requirement.Pattern{pattern},
-			Requirement: &k,
-		})
-	}
-	set := requirement.NewSet("", &p)
-	image := imageref.New("registry-50.test/team/app:1")
-	b.ReportAllocs()
-	for b.Loop() {
-		if len(set.For("team", image).Rules) != 1 {
-			b.Fatal("want one rule")
-		}
-	}
-}
