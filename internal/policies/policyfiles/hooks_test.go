@@ -67,7 +67,7 @@ func TestHookOnSocket(t *testing.T) {
 	}
 }
 
-// Shows: 004-33
+// Shows: 004-33, 004-31
 func TestHookErrors(t *testing.T) {
 	const rules = `[{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]`
 	second := "- name: check.example.com\n  admissionReviewVersions: [v1]\n" +
