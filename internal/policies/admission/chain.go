@@ -147,7 +147,7 @@ func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Deci
 	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
 		return r.exempted(e)
 	}
-	before.All, edited.All, edited.Edited = true, true, true
+	edited.Edited = true
 	noAnswer := []Reason{ValidatorFailed, ReviewUnavailable}
 	denies := func(f Finding) bool { return f.Answer != Admit && !slices.Contains(noAnswer, f.Reason) }
 	unmet := c.askAll(ctx, r, slices.DeleteFunc(slices.Clone(r.Validators), func(v Named) bool {

@@ -477,9 +477,6 @@ func TestEvaluateEdited(t *testing.T) {
 			if value != "x" {
 				f.Reason = admission.Reason(value)
 			}
-			if !s.All {
-				t.Error("not all findings are demanded")
-			}
 			found = append(found, f)
 		}
 		return found

@@ -61,8 +61,6 @@ type Subject struct {
 	Offline bool
 	// DryRun says that the pod is not started, whatever is decided.
 	DryRun bool
-	// All demands the findings of all rules, also after one that denies.
-	All bool
 	// Edited says that the pod has run, that its labels or annotations were edited since, and that this is its new
 	// sandbox: what validators judge of containers, they must judge now.
 	Edited bool
