@@ -34,7 +34,7 @@ func NewTransport() *http.Transport {
 		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, TLSHandshakeTimeout: connectTimeout,
 		DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
-		MaxConnsPerHost: MaxConnections, MaxIdleConnsPerHost: 4, IdleConnTimeout: 90 * time.Second,
+		MaxConnsPerHost: MaxConnections, MaxIdleConnsPerHost: 16, IdleConnTimeout: 90 * time.Second,
 	}
 }
 
