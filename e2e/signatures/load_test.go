@@ -184,12 +184,12 @@ func (l *load) measure(n int) (p99 time.Duration, memory int) {
 // With a thousand requests in a second, pullgate-policyd has at most 150 MB of memory.
 // Shows: 004-R5
 func TestMemoryOfAThousandRequests(t *testing.T) {
-	const most = 150 << 20
 	for _, hooked := range []bool{false, true} {
 		t.Run(fmt.Sprint("hooks ", hooked), func(t *testing.T) {
 			p99, memory := prepareLoad(t, hooked).measure(3 * loadRate)
-			if hooked && p99 > time.Second {
-				t.Skip("the machine has other work, so that requests pile up")
+			most := 150 << 20
+			if hooked && p99 > time.Second { // requests pile up, and what waits for hooks has a limit of its own
+				most *= 2
 			}
 			if memory > most {
 				t.Errorf("pullgate-policyd had %d MB of memory; want at most %d", memory>>20, most>>20)
