@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"log"
 	"net"
@@ -55,7 +56,7 @@ func review(w http.ResponseWriter, r *http.Request) {
 }
 
 func main() {
-	socket, err := net.Listen("unix", os.Getenv("LISTEN"))
+	socket, err := new(net.ListenConfig).Listen(context.Background(), "unix", os.Getenv("LISTEN"))
 	if err != nil {
 		log.Fatal(err)
 	}

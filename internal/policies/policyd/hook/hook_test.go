@@ -76,9 +76,9 @@ func clientsOf(t *testing.T, hooks ...policyfiles.Hook) []*hook.Client {
 	return s.Clients()
 }
 
-func replace(t testing.TB, s *hook.Set, hooks ...policyfiles.Hook) {
-	t.Helper()
-	s.Replace(testkit.Value(hook.Check(hooks))(t))
+func replace(tb testing.TB, s *hook.Set, hooks ...policyfiles.Hook) {
+	tb.Helper()
+	s.Replace(testkit.Value(hook.Check(hooks))(tb))
 }
 
 func request(namespace string) hook.Request {
