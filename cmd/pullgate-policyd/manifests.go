@@ -28,6 +28,7 @@ admission webhook, as YAML documents in the order in which they are created:
   Deployment                      two replicas, without root and capabilities
   PodDisruptionBudget, Service
   MutatingWebhookConfiguration    only if a policy of --policies has mutateDigest
+                                  or completes new pods
   ValidatingWebhookConfiguration
 
 The Deployment needs the Secret pullgate-policyd-tls (kubernetes.io/tls) with a

@@ -25,7 +25,8 @@ import (
 
 const policyLong = `Write, test and show policies, which restrict the fields of pods (PodRestriction), have
 images reviewed by a backend (ImagePolicy), have pods judged by a hook
-(ValidatingWebhookConfiguration), or require signatures of images (ClusterPolicy,
+(ValidatingWebhookConfiguration), complete new pods (PodDefaults,
+MutatingWebhookConfiguration, in the webhook alone), or require signatures of images (ClusterPolicy,
 ClusterImagePolicy, ImageValidatingPolicy). pullgated reads them from the folder
 admission.policies and enforces them at each creation of a sandbox or container.
 
@@ -60,7 +61,8 @@ the list has the images and namespaces that it is for, and who must have signed.
 that match an image must be met.
 
 For each hook (ValidatingWebhookConfiguration) the list has where and when it is asked, and
-what a failure does. All hooks that are asked about a pod must allow it.`,
+what a failure does. All hooks that are asked about a pod must allow it. Initialisers
+(MutatingWebhookConfiguration) and PodDefaults are used by the webhook alone.`,
 		Args: cobra.NoArgs,
 	}
 	return listing(c, cmd, cli.FormatFlag(cmd), &adminv1.ListPoliciesRequest{}, adminv1.PullRecordsClient.ListPolicies,
@@ -201,7 +203,8 @@ nothing, but what they report is printed. Exemptions and admission.enforce have 
 here, and the owner and mode of the policy files are not checked.
 
 What needs a registry or a hook is listed as not judged: rules that signatures decide, and
-image review backends (ImagePolicy). They can deny what is admitted here. Rules about images
+image review backends (ImagePolicy). They can deny what is admitted here. So are PodDefaults
+and initialisers, which change new pods: write pods as they are after that. Rules about images
 that need no signature, such as a required digest or default: deny, are judged.
 
 Policies, unjudged, namespaceLabels and the pod source come from --config; --policies and

@@ -46,6 +46,7 @@ func TestAPIServer(t *testing.T) {
 		"generated":        generated,
 		"digests":          digests,
 		"image-validating": imageValidating,
+		"initialisers":     initialisers,
 	}
 	if release == kubernetes136 {
 		rows["files"] = files

@@ -372,11 +372,18 @@ func (p *policies) keepList(err error) {
 	for i := range hooks {
 		h := &hooks[i]
 		l.Policies = append(l.Policies, &adminv1.Policy{
-			Kind: policyfiles.HookKind, Name: h.Name, Audit: h.Audit, AllNamespaces: h.Namespaces.String() == "",
+			Kind: h.Kind(), Name: h.Name, Audit: h.Audit, AllNamespaces: h.Namespaces.String() == "",
 			NamespaceSelector: h.Namespaces.String(), Hook: &adminv1.Hook{
 				At: h.At, Stages: h.Stages, Address: h.Address(), FailurePolicy: h.FailurePolicy(),
 				Timeout: durationpb.New(h.Timeout), ObjectSelector: h.Objects.String(),
 			},
+		})
+	}
+	for _, d := range policyfiles.DefaultsOf(p.set) {
+		bound := d.Summary()
+		l.Policies = append(l.Policies, &adminv1.Policy{
+			Kind: policyfiles.DefaultsKind, Name: d.Name, Mode: "Admission", AllNamespaces: bound.Everywhere,
+			Namespaces: bound.Namespaces, NamespaceSelector: bound.Selector,
 		})
 	}
 	rules := p.Rules().Rules()

@@ -1,5 +1,5 @@
 // Command hook is a hook: it denies containers with an image of a vendor, unless the label licence of the pod is a line
-// of the file licences.txt.
+// of the file licences.txt. Below /complete it is an initialiser.
 package main
 
 import (
@@ -60,6 +60,8 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	server := &http.Server{Handler: http.HandlerFunc(review), ReadTimeout: 10 * time.Second}
+	http.HandleFunc("/", review)
+	http.HandleFunc("/complete", complete)
+	server := &http.Server{ReadTimeout: 10 * time.Second}
 	log.Fatal(server.Serve(socket))
 }

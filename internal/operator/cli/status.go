@@ -200,8 +200,12 @@ func hookTable(p *Page, hooks []*adminv1.Policy) {
 		if policy.GetAudit() {
 			fails += ", audit"
 		}
+		stages := strings.Join(h.GetStages(), ", ")
+		if stages == "" { // an initialiser
+			stages = "new pods"
+		}
 		return []string{
-			policy.GetName(), h.GetAt(), strings.Join(h.GetStages(), ", "), h.GetAddress(), fails,
+			policy.GetName(), h.GetAt(), stages, h.GetAddress(), fails,
 			h.GetTimeout().AsDuration().String(), boundTo(policy),
 		}
 	})

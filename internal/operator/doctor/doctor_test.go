@@ -1160,6 +1160,19 @@ func TestWebhooksThatAreNotKnown(t *testing.T) {
 	c.find(doctor.Unknown, "list mutatingwebhookconfigurations: not found")
 	c.answers[mutating] = none
 	c.find(doctor.OK, "no webhook of pullgate is registered")
+	folder := t.TempDir()
+	const defaults = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodDefaults\nmetadata: {name: a}\n" +
+		"template: {metadata: {labels: {a: b}}}\n"
+	must(t, os.WriteFile(filepath.Join(folder, "a.yaml"), []byte(defaults), 0o600))
+	completes := func(n *doctor.Node) { n.Config.Admission.Policies = folder }
+	const needed = "no webhook of pullgate for /admission/mutate is registered"
+	if found := fmt.Sprint(c.findings(completes)); !strings.Contains(found, needed) {
+		t.Errorf("PodDefaults without a webhook: %s", found)
+	}
+	if found := fmt.Sprint(c.findings(completes, func(n *doctor.Node) { n.Kubeconfig = "" })); !strings.Contains(found,
+		"--kubeconfig checks it") {
+		t.Errorf("PodDefaults without a kubeconfig: %s", found)
+	}
 	c.register(strings.Replace(byURL, "validate", "mutate", 1))
 	c.answers[list], c.answers[mutating] = none, c.answers[list]
 	c.find(doctor.Fail, "pods.pullgate.dev of pullgate, https://localhost:8443/admission/mutate: not reachable")
@@ -1171,6 +1184,9 @@ func TestWebhooksThatAreNotKnown(t *testing.T) {
 		})
 	})
 	c.find(doctor.OK, "https://localhost:8443/admission/mutate: reached")
+	if found := fmt.Sprint(c.findings(completes)); strings.Contains(found, needed) {
+		t.Errorf("PodDefaults with a webhook: %s", found)
+	}
 	delete(c.hosts, "localhost:8443")
 	c.register(byURL)
 	c.answers[list] = strings.Replace(c.answers[list], "Ignore", "Fail", 1)

@@ -29,6 +29,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 const (
@@ -67,7 +68,11 @@ func (n Node) clusters(ctx context.Context) (all []Finding) {
 }
 
 func (n Node) webhook(ctx context.Context) (all []Finding) {
+	set, _ := policyfiles.Read(n.policyPaths()) // an error has its finding
+	initialises := policyfiles.Initialises(set)
 	switch {
+	case n.Kubeconfig == "" && initialises:
+		return ok("the policies complete new pods, which the webhook alone does; --kubeconfig checks it")
 	case n.Kubeconfig == "":
 		return nil
 	case n.NoNetwork:
@@ -79,6 +84,7 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 		return unknown(remediation+"webhook configurations", "registered webhooks are not known: %v", err)
 	}
 	defer api.client.CloseIdleConnections()
+	mutates := false
 	for _, resource := range []string{"validatingwebhookconfigurations", "mutatingwebhookconfigurations"} {
 		// What is read has the same names in both kinds.
 		var list admissionregistrationv1.ValidatingWebhookConfigurationList
@@ -87,11 +93,17 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 		}
 		for _, c := range list.Items {
 			for _, w := range c.Webhooks {
-				if ours.MatchString(pathOf(w.ClientConfig)) {
+				if path := pathOf(w.ClientConfig); ours.MatchString(path) {
+					mutates = mutates || strings.HasSuffix(path, "/admission/mutate")
 					all = append(all, n.webhookFinding(ctx, api, c.Name, w)...)
 				}
 			}
 		}
+	}
+	if initialises && !mutates {
+		all = append(all, fail("apply the MutatingWebhookConfiguration that pullgate-policyd manifests --policies prints",
+			"no webhook of pullgate for /admission/mutate is registered: new pods are created without PodDefaults and "+
+				"initialisers in %s", n.Config.Admission.Policies)...)
 	}
 	if len(all) == 0 {
 		all = append(all, ok("no webhook of pullgate is registered, so nothing is judged in admission; the node enforces")...)

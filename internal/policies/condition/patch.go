@@ -33,12 +33,6 @@ const (
 	maxImageValues = 16 << 10
 )
 
-// ProtectedAnnotation reports whether a policy must not set an annotation of pods: one of pullgate, or the one that
-// exempts the copies of static pods.
-func ProtectedAnnotation(key string) bool {
-	return strings.HasPrefix(key, "policy.pullgate.dev/") || key == corev1.MirrorPodAnnotationKey
-}
-
 // CompilePatch returns the patch of a mutation, or an error for each part that cannot be applied.
 func CompilePatch(m *requirement.Mutation) (*Patch, field.ErrorList) {
 	p, at := &Patch{mutation: m, texts: map[string]operand{}}, field.NewPath(m.At)
@@ -104,7 +98,7 @@ func (c *patchCompiler) merge(at *field.Path, patch map[string]any) {
 }
 
 func (c *patchCompiler) annotation(at *field.Path, key string) {
-	if ProtectedAnnotation(key) {
+	if requirement.ProtectedAnnotation(key) {
 		c.invalid(at, key, "must not set this annotation: it has a meaning for pullgate")
 	}
 }

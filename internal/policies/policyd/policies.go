@@ -15,7 +15,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -176,7 +175,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	if err != nil {
 		return err
 	}
-	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions) || hooks.NeedNamespaces()); err != nil {
+	if err := p.namespaces.watch(policyfiles.NeedNamespaces(set)); err != nil {
 		return err
 	}
 	if err := p.backends.Replace(backends); err != nil {

@@ -22,7 +22,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
@@ -256,8 +255,7 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	for _, path := range named {
 		errs = append(errs, unit.Sees(path))
 	}
-	if h.Listen != "" && (webhook.NeedsNamespaces(policyfiles.Restrictions(set)) ||
-		policyfiles.HooksOf(set).NeedNamespaces()) {
+	if h.Listen != "" && policyfiles.NeedNamespaces(set) {
 		_, err := apiServer(c.Kubeconfig)
 		errs = append(errs, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/klog/v2"
@@ -27,7 +28,7 @@ func newWebhook(o Options, p *policies, certs *certificates, m *metrics) (*webho
 	m.servesWebhook(slices.Collect(maps.Keys(p.namespaces)))
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
-		Hooks: p.hooksFor, Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes,
+		Hooks: p.hooksFor, Initialisers: p.initialisers, Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes,
 		Templates: o.Config.PodTemplates,
 		Clusters:  slices.Collect(maps.Keys(o.Config.Kubeconfigs)), Client: certs.admit,
 		Observe: func(e webhook.Event) {
@@ -47,22 +48,29 @@ const maxLogged = 4096
 
 // observe logs what an operator wants to read later. The API server's audit log has the rest.
 func observe(log klog.Logger, e webhook.Event) {
-	failedOpen := slices.ContainsFunc(e.Decision.Findings, func(f admission.Finding) bool { return f.FailedOpen })
+	var failedOpen []string
+	for _, f := range e.Decision.Findings {
+		if f.FailedOpen {
+			failedOpen = append(failedOpen, f.Message)
+		}
+	}
 	log = log.WithValues("operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
 		"name", e.Name, "dryRun", e.DryRun)
 	if e.Cluster != "" {
 		log = log.WithValues("cluster", e.Cluster)
 	}
 	if e.Patched != "" {
-		log.Info("Patched a pod", "rules", e.Patched, "took", e.Took)
+		log.Info("Patched a pod", "by", e.Patched, "took", e.Took)
+	}
+	if failedOpen != nil {
+		log.Info("Failing open: a backend or hook gave no valid answer", "messages",
+			safetext.Shorten(strings.Join(failedOpen, "; "), maxLogged), "took", e.Took)
 	}
 	switch {
 	case e.Digests != "":
 		log.Info("Added digests to images", "digests", safetext.Shorten(e.Digests, maxLogged), "took", e.Took)
 	case e.Message != "":
 		log.Info("Denied", "outcome", e.Outcome, "message", e.Message, "took", e.Took)
-	case failedOpen:
-		log.Info("Admitted without an answer from a backend: defaultAllow is true", "took", e.Took)
 	case e.Outcome == webhook.Refused:
 		log.V(2).Info("Not a review", "path", e.Path)
 	}
@@ -100,7 +108,7 @@ func (p *policies) hooksFor(operation, subresource string) webhook.AskHooks {
 	}
 	var clients []*hook.Client
 	for _, c := range set.hooks {
-		if c.Admits(operation, subresource) {
+		if !c.Mutating && c.Admits(operation, subresource) {
 			clients = append(clients, c)
 		}
 	}
@@ -131,16 +139,7 @@ func ask(ctx context.Context, clients []*hook.Client, prepared *hook.Prepared, e
 		if i < 0 {
 			continue // another hook denied
 		}
-		a := answers[i]
-		all.Findings = append(all.Findings, c.Finding(a))
-		for _, w := range a.Warnings {
-			all.Warnings = append(all.Warnings, "hook "+c.Name+": "+w)
-		}
-		if !a.Allowed && !c.Audit && all.Status == 0 {
-			if all.Status = http.StatusInternalServerError; a.Failure == "" {
-				all.Status = a.Status()
-			}
-		}
+		all.Add(&c.Hook, answers[i])
 	}
 	if all.Status == 0 && len(answers) < len(clients) { // the request was not encoded, or the caller has left
 		err = cmp.Or(err, context.Cause(ctx), errors.New("not all hooks answered"))

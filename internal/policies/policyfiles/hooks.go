@@ -23,14 +23,15 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// HookKind is the name of the kind, HookVersion its apiVersion.
+// HookKind and InitialiserKind are the names of the kinds, HookVersion their apiVersion.
 const (
-	HookKind    = "ValidatingWebhookConfiguration"
-	HookVersion = "admissionregistration.k8s.io/v1"
+	HookKind        = "ValidatingWebhookConfiguration"
+	InitialiserKind = "MutatingWebhookConfiguration"
+	HookVersion     = "admissionregistration.k8s.io/v1"
 )
 
 const (
-	maxHooks        = 50 // metrics have a label with the name
+	maxHooks        = 50 // of both kinds; metrics have a label with the name
 	ownAnnotation   = "policy.pullgate.dev/"
 	atNode          = "Node"
 	atAdmission     = "Admission"
@@ -43,6 +44,7 @@ const (
 type Hook struct {
 	Name        string // metadata.name of the file, a slash and the name of the webhook
 	File        string
+	Mutating    bool   // It is an initialiser: it changes new pods in admission, and judges none.
 	At          string // Node, Admission or Both
 	Stages      []string
 	URL         string // https, or http if there is a Socket; it can have a token
@@ -59,8 +61,17 @@ type Hook struct {
 	Namespaces, Objects restriction.Selector
 }
 
-// Hooks are those of all files, in the order of the names of the files and then of the webhooks.
+// Hooks are those of all files: those that judge before initialisers, each in the order of the names of the files and
+// then of the webhooks.
 type Hooks []Hook
+
+// Kind returns the kind of the file.
+func (h *Hook) Kind() string {
+	if h.Mutating {
+		return InitialiserKind
+	}
+	return HookKind
+}
 
 // For returns the hooks that are asked about a pod at a stage of the node, of an edited pod those of all stages. What
 // is not known can be selected.
@@ -115,11 +126,6 @@ func (h *Hook) AtAdmission() bool { return h.At != atNode }
 // AtNode reports whether a hook of the list is asked at nodes.
 func (h Hooks) AtNode() bool { return slices.ContainsFunc(h, func(h Hook) bool { return h.AtNode() }) }
 
-// NeedNamespaces reports whether a hook is asked in admission by labels of namespaces.
-func (h Hooks) NeedNamespaces() bool {
-	return slices.ContainsFunc(h, func(h Hook) bool { return h.AtAdmission() && h.Namespaces.String() != "" })
-}
-
 // FailurePolicy returns that of the file.
 func (h *Hook) FailurePolicy() string {
 	if h.FailOpen {
@@ -167,6 +173,7 @@ type hookWebhook struct {
 	SideEffects             *string                    `json:"sideEffects"`
 	TimeoutSeconds          *int64                     `json:"timeoutSeconds"`
 	MatchConditions         []ivpExpression            `json:"matchConditions"`
+	ReinvocationPolicy      *string                    `json:"reinvocationPolicy"`
 }
 
 type hookClient struct {
@@ -181,7 +188,8 @@ type hookFile struct {
 	hooks Hooks
 }
 
-// LoadHooks reads files into Hooks: all of them or none; see [strictyaml.Load]. Each note begins with a file.
+// LoadHooks reads files of one kind into Hooks: all of them or none; see [strictyaml.Load]. Each note begins with a
+// file.
 func LoadHooks(list []File) (hooks Hooks, notes []string, err error) {
 	d := &strictyaml.Decoder{Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[hookDocument](): ignoreServerFields,
@@ -200,11 +208,15 @@ func LoadHooks(list []File) (hooks Hooks, notes []string, err error) {
 	for _, f := range all {
 		hooks = append(hooks, f.hooks...)
 	}
-	if len(hooks) > maxHooks {
-		return nil, nil, fmt.Errorf("%s: webhooks: Too many: the files of kind %s have %d; must have at most %d together",
-			hooks[maxHooks].File, HookKind, len(hooks), maxHooks)
+	return hooks, notes, cmp.Or(err, hooks.tooMany())
+}
+
+func (h Hooks) tooMany() error {
+	if len(h) <= maxHooks {
+		return nil
 	}
-	return hooks, notes, err
+	return fmt.Errorf("%s: webhooks: Too many: all files have %d; must have at most %d together", h[maxHooks].File, len(h),
+		maxHooks)
 }
 
 func parseHooks(d *strictyaml.Decoder, f File) (out hookFile) {
@@ -214,8 +226,8 @@ func parseHooks(d *strictyaml.Decoder, f File) (out hookFile) {
 		return hookFile{checker: checker{Errs: []error{err}}}
 	}
 	out.name, out.checker = doc.Metadata.Name, checker{Errs: errs, Incomplete: len(errs) > 0}
-	out.header(doc.APIVersion, doc.Kind, []string{HookVersion}, HookKind, out.name)
-	common := Hook{File: f.Name}
+	common := Hook{File: f.Name, Mutating: doc.Kind == InitialiserKind}
+	out.header(doc.APIVersion, doc.Kind, []string{HookVersion}, common.Kind(), out.name)
 	out.annotations(doc.Metadata.Annotations, &common)
 	out.RequiredIf(len(doc.Webhooks) == 0, field.NewPath("webhooks"), "must have at least one")
 	for i := range doc.Webhooks {
@@ -240,12 +252,18 @@ func parseHooks(d *strictyaml.Decoder, f File) (out hookFile) {
 
 // annotations reads those with the prefix ownAnnotation, which are settings that the format of the file does not have.
 func (c *checker) annotations(all map[string]string, h *Hook) {
-	h.At, h.Stages = atNode, []string{createContainer}
+	known := []string{"at", "client-certificate", "mode", "stages"}
+	if h.At, h.Stages = atNode, []string{createContainer}; h.Mutating {
+		h.At, h.Stages, known = atAdmission, nil, []string{"client-certificate", "mode"}
+	}
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		value, at := all[key], field.NewPath("metadata", "annotations").Key(key)
 		name, own := strings.CutPrefix(key, ownAnnotation)
 		switch {
 		case !own:
+		case !slices.Contains(known, name):
+			c.Errs = append(c.Errs, fmt.Errorf("%s: unknown annotation; with this prefix %s are known", at,
+				strings.Join(known, ", ")))
 		case name == "at":
 			h.At = c.OneOf(at, &value, atNode, atAdmission, atBoth)
 		case name == "mode":
@@ -259,10 +277,6 @@ func (c *checker) annotations(all map[string]string, h *Hook) {
 		case name == "client-certificate":
 			c.InvalidIf(!absolute(value), at, value, "must be the absolute path of a folder with tls.crt and tls.key")
 			h.Certificate = value
-		default:
-			known := []string{"at", "client-certificate", "mode", "stages"}
-			c.Errs = append(c.Errs, fmt.Errorf("%s: unknown annotation; with this prefix %s are known", at,
-				strings.Join(known, ", ")))
 		}
 	}
 }
@@ -281,6 +295,13 @@ func (c *checker) webhook(at *field.Path, w *hookWebhook, h *Hook) {
 	c.rules(at.Child("rules"), w.Rules, h)
 	h.FailOpen = c.OneOf(at.Child("failurePolicy"), w.FailurePolicy, "Fail", "Ignore") == "Ignore"
 	c.OneOf(at.Child("matchPolicy"), w.MatchPolicy, "Equivalent", "Exact")
+	switch again := at.Child("reinvocationPolicy"); {
+	case w.ReinvocationPolicy == nil:
+	case !h.Mutating:
+		c.Errs = append(c.Errs, fmt.Errorf("%s: unknown field; %s has it", again, InitialiserKind))
+	case c.OneOf(again, w.ReinvocationPolicy, "Never", "IfNeeded") == "IfNeeded":
+		c.Note(again, "no effect; an initialiser is asked once in each request, and an API server may send two for a pod")
+	}
 	if w.SideEffects == nil {
 		c.Required(at.Child("sideEffects"), "must be None or NoneOnDryRun")
 	} else {
@@ -343,14 +364,17 @@ func (c *checker) rules(at *field.Path, rules []ivpResource, h *Hook) {
 	for i, r := range rules {
 		scope := c.OneOf(at.Index(i).Child("scope"), r.Scope, "*", "Namespaced", "Cluster")
 		pods := has(r.APIGroups, "", "*") && has(r.APIVersions, "v1", "*") && scope != "Cluster"
-		create, update := has(r.Operations, "CREATE", "*"), has(r.Operations, "UPDATE", "*")
+		create, update := has(r.Operations, "CREATE", "*"), has(r.Operations, "UPDATE", "*") && !h.Mutating
 		whole := pods && has(r.Resources, "pods", "*", "*/*")
 		ephemeral := pods && update && has(r.Resources, "pods/ephemeralcontainers", "pods/*", "*/*",
 			"*/ephemeralcontainers")
 		h.Create, h.Update = h.Create || whole && create, h.Update || whole && update
 		h.Ephemeral = h.Ephemeral || ephemeral
-		c.NoteIf(!(whole && (create || update)) && !ephemeral, at.Index(i),
-			"no effect; pullgate asks hooks about pods that are created or updated")
+		about := "hooks about pods that are created or updated"
+		if h.Mutating {
+			about = "initialisers about pods that are created"
+		}
+		c.NoteIf(!(whole && (create || update)) && !ephemeral, at.Index(i), "no effect; pullgate asks "+about)
 		resize := pods && update && has(r.Resources, "pods/resize", "pods/*", "*/*", "*/resize")
 		c.NoteIf(resize, at.Index(i).Child("resources"),
 			"pods/resize has no effect; pullgate asks no hook about the resources of a pod that runs")
@@ -403,6 +427,7 @@ type HookAnswer struct {
 	Failure          string // why there is no valid answer, one line; "" if there is one
 	AuditAnnotations map[string]string
 	Warnings         []string
+	Patch            []byte // of an initialiser, a JSON patch; "" if it changes nothing
 	Took             time.Duration
 }
 

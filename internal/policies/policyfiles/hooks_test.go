@@ -3,6 +3,8 @@ package policyfiles_test
 import (
 	"encoding/base64"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // hookFile returns a file with one webhook, in which parts are replaced: pairs of an old and a new text.
@@ -264,5 +267,67 @@ func TestHookAboutOtherResources(t *testing.T) {
 	update := hookFile("[CREATE]", "[UPDATE]", "other.example/key: x", "policy.pullgate.dev/at: Admission")
 	if hooks, _, err := loadHooks(update); err != nil || len(hooks) != 1 {
 		t.Errorf("LoadHooks of a hook about updates in admission = %v, %v", hooks, err)
+	}
+}
+
+func TestInitialiserFiles(t *testing.T) {
+	file := func(replace ...string) string {
+		return hookFile(append(replace, "kind: Validating", "kind: Mutating")...)
+	}
+	hooks, notes, err := loadHooks(file("sideEffects", "reinvocationPolicy: IfNeeded\n  sideEffects", "[CREATE]",
+		"[CREATE, UPDATE]"))
+	if err != nil || len(hooks) != 1 || len(notes) != 1 || !strings.Contains(notes[0], "reinvocationPolicy: no effect") {
+		t.Fatalf("LoadHooks() = %+v, %q, %v; want one initialiser and a note", hooks, notes, err)
+	}
+	h := hooks[0]
+	if !h.Mutating || h.Kind() != "MutatingWebhookConfiguration" || h.AtNode() || h.At != "Admission" ||
+		len(h.Stages) > 0 || !h.Create || h.Update || h.FailOpen || h.Timeout != 10*time.Second {
+		t.Errorf("the initialiser is %+v", h)
+	}
+	for want, text := range map[string]string{
+		"[policy.pullgate.dev/at]: unknown annotation; with this prefix client-certificate, mode are known": file(
+			"other.example/key", "policy.pullgate.dev/at"),
+		"[policy.pullgate.dev/stages]: unknown annotation": file("other.example/key", "policy.pullgate.dev/stages"),
+		"reinvocationPolicy: Unsupported value":            file("sideEffects", "reinvocationPolicy: Often\n  sideEffects"),
+		"sideEffects: Unsupported value: \"Some\"":         file("sideEffects: None", "sideEffects: Some"),
+		"webhooks[0].rules: Required value":                file("[CREATE]", "[UPDATE]"),
+		"rules: Required":                                  file("[pods]", "[deployments]"),
+	} {
+		if _, _, err := loadHooks(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("LoadHooks() = %v; want %s", err, want)
+		}
+	}
+	if _, _, err := loadHooks(file(), file()); err == nil || !strings.Contains(err.Error(), "name: Duplicate value") {
+		t.Errorf("two files of one name: %v", err)
+	}
+}
+
+// Both kinds together have at most 50 webhooks, and can share names.
+func TestHooksOfBothKinds(t *testing.T) {
+	folder := t.TempDir()
+	write := func(kind string, n int) {
+		text := hookFile("kind: Validating", "kind: "+kind)
+		one := text[strings.Index(text, "- name"):]
+		for i := range n - 1 {
+			text += strings.Replace(one, "check.", fmt.Sprintf("n%d.", i), 1)
+		}
+		testkit.Must(t, os.WriteFile(filepath.Join(folder, kind+".yaml"), []byte(text), 0o600))
+	}
+	read := func() (*policyfiles.Set, error) {
+		return policyfiles.Read(policyfiles.Paths{Folder: folder, AnyOwner: true})
+	}
+	write("Validating", 25)
+	if set := testkit.Value(read())(t); policyfiles.Initialises(set) || policyfiles.Initialises(nil) {
+		t.Error("hooks that judge initialise pods")
+	}
+	write("Mutating", 25)
+	set := testkit.Value(read())(t)
+	if hooks := policyfiles.HooksOf(set); len(hooks) != 50 || hooks[0].Mutating || !hooks[25].Mutating ||
+		hooks[0].Name != hooks[25].Name || !policyfiles.Initialises(set) {
+		t.Errorf("%d hooks; want 25 that judge and then 25 initialisers of the same names", len(hooks))
+	}
+	write("Mutating", 26)
+	if _, err := read(); err == nil || !strings.Contains(err.Error(), "Mutating.yaml: webhooks: Too many") {
+		t.Errorf("51 webhooks: %v", err)
 	}
 }

@@ -42,8 +42,14 @@ func kinds() []kind {
 			return err
 		}
 	}
-	hooks := func(s *Set, list []File) (err error) {
-		s.hooks, s.hookNotes, err = LoadHooks(list)
+	hooks := func(s *Set, list []File) error {
+		all, notes, err := LoadHooks(list)
+		s.hooks, s.notes = append(s.hooks, all...), append(s.notes, notes...)
+		return cmp.Or(err, s.hooks.tooMany())
+	}
+	defaults := func(s *Set, list []File) error {
+		all, notes, err := LoadDefaults(list)
+		s.defaults, s.notes = all, append(s.notes, notes...)
 		return err
 	}
 	return []kind{
@@ -54,6 +60,8 @@ func kinds() []kind {
 		{IVPKind, ivpVersions(), signatures(LoadIVP)},
 		{NamespacedIVPKind, ivpVersions(), signatures(LoadNamespacedIVP)},
 		{HookKind, []string{HookVersion}, hooks},
+		{InitialiserKind, []string{HookVersion}, hooks},
+		{DefaultsKind, []string{restriction.APIVersion}, defaults},
 	}
 }
 
@@ -133,12 +141,12 @@ func Conditions(s *Set) []requirement.Rule {
 	return all
 }
 
-// Notes returns the notes about the policy files of Requirements and of HooksOf.
+// Notes returns the notes about the policy files of Requirements, HooksOf and DefaultsOf.
 func Notes(s *Set) (notes []string) {
 	for _, p := range signaturePolicies(s) {
 		notes = append(notes, p.Notes...)
 	}
-	return append(notes, cmp.Or(s, &Set{}).hookNotes...)
+	return append(notes, cmp.Or(s, &Set{}).notes...)
 }
 
 // Webhook returns what the policies of a folder require of the webhook.
@@ -191,8 +199,25 @@ func Restrictions(s *Set) *restriction.Set { return cmp.Or(s, &Set{}).restrictio
 // BackendsOf returns the image review backends of a folder; nil if it has none.
 func BackendsOf(s *Set) Backends { return cmp.Or(s, &Set{}).backends }
 
-// HooksOf returns the hooks of a folder; nil if it has none.
+// HooksOf returns the hooks and initialisers of a folder; nil if it has none.
 func HooksOf(s *Set) Hooks { return cmp.Or(s, &Set{}).hooks }
+
+// DefaultsOf returns the PodDefaults of a folder; nil if it has none.
+func DefaultsOf(s *Set) []PodDefaults { return cmp.Or(s, &Set{}).defaults }
+
+// Initialises reports whether new pods are changed by PodDefaults or initialisers.
+func Initialises(s *Set) bool {
+	return len(DefaultsOf(s)) > 0 || slices.ContainsFunc(HooksOf(s), func(h Hook) bool { return h.Mutating })
+}
+
+// NeedNamespaces reports whether a policy selects namespaces by their labels in admission.
+func NeedNamespaces(s *Set) bool {
+	return slices.ContainsFunc(Restrictions(s).Unjudged(restriction.Node), func(f restriction.PolicyField) bool {
+		return f.Path == "binding.namespaceSelector"
+	}) || slices.ContainsFunc(HooksOf(s), func(h Hook) bool {
+		return h.AtAdmission() && h.Namespaces.String() != ""
+	}) || slices.ContainsFunc(DefaultsOf(s), func(d PodDefaults) bool { return d.Summary().Selector != "" })
+}
 
 // Unjudged is Set.Unjudged of the PodRestrictions, without the labels of namespaces if the set has them.
 func Unjudged(s *Set, from restriction.Source) []restriction.PolicyField {

@@ -33,7 +33,8 @@ type Set struct {
 	restrictions    *restriction.Set
 	backends        Backends
 	hooks           Hooks
-	hookNotes       []string
+	defaults        []PodDefaults
+	notes           []string                // about hooks and defaults
 	signatures      []*requirement.Policies // of each dialect
 	number          map[string]int          // of policies, by kind
 }

@@ -101,7 +101,13 @@ func (p *Tester) test(pod TestPod) TestedPod {
 		t.addImage(i, Requirements(p.Set).For(pod.Namespace, imageref.New(i.Name)), atNode)
 	}
 	view, _ := pod.AtAdmission()
-	t.addHooks(p.labeled(view), HooksOf(p.Set), atNode)
+	view = p.labeled(view)
+	for _, d := range DefaultsOf(p.Set) {
+		if included, known := d.Includes(&view); included || !known {
+			t.notJudged("%s %s adds what the pod lacks, in the webhook", DefaultsKind, d.Name)
+		}
+	}
+	t.addHooks(view, HooksOf(p.Set), atNode)
 	if p.options.From == restriction.Admission {
 		view, containers := pod.AtAdmission()
 		t.add(p.judge(view, containers, nil))
@@ -134,7 +140,10 @@ func (p *Tester) labeled(pod admission.Pod) admission.Pod {
 func (t *TestedPod) addHooks(pod admission.Pod, hooks Hooks, atNode bool) {
 	for i := range hooks {
 		h := &hooks[i]
-		if (atNode && h.AtNode() || !atNode && h.AtAdmission()) && h.Selects(&pod) {
+		switch selected := h.Selects(&pod); {
+		case selected && h.Mutating:
+			t.notJudged("initialiser %s can change the pod, in the webhook", h.Name)
+		case selected && (atNode && h.AtNode() || !atNode && h.AtAdmission()):
 			t.notJudged("hook %s is asked about the pod", h.Name)
 		}
 	}

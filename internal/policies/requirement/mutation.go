@@ -1,7 +1,15 @@
 package requirement
 
+import "strings"
+
 // MaxPatch bounds a patch, and the values that are filled into it, in bytes.
 const MaxPatch = 64 << 10
+
+// ProtectedAnnotation reports whether nothing but pullgate may set an annotation of pods: one of pullgate, or the one
+// that exempts the copies of static pods.
+func ProtectedAnnotation(key string) bool {
+	return strings.HasPrefix(key, "policy.pullgate.dev/") || key == "kubernetes.io/config.mirror"
+}
 
 // A Mutation changes a pod with data of an image that meets the rule. Values are JSON values, whose texts may contain
 // expressions in {{ }}; see package condition.

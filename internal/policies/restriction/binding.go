@@ -17,6 +17,33 @@ type binding struct {
 	selector   labels.Selector
 }
 
+// A Bound is a binding of another kind of policy. The zero value is bound to all namespaces.
+type Bound struct{ binding }
+
+// CompileBinding returns a binding; nil is one to all namespaces.
+func CompileBinding(at *field.Path, b *Binding) (Bound, field.ErrorList) {
+	c := compiler{out: &policy{}}
+	if b != nil {
+		c.binding(at, b)
+	}
+	return Bound{c.out.binding}, c.errs
+}
+
+// Includes reports whether the namespace of a pod is bound; known is false if that is not known.
+func (b *Bound) Includes(p *admission.Pod) (included, known bool) {
+	i := b.includes(p)
+	return i == yes, i != unknown
+}
+
+// Summary returns what it is bound to.
+func (b *Bound) Summary() (s Summary) {
+	s.Everywhere, s.Namespaces = b.everywhere(), b.namespaces
+	if b.selector != nil {
+		s.Selector = b.selector.String()
+	}
+	return s
+}
+
 type inclusion uint8
 
 const (

@@ -54,12 +54,10 @@ type Summary struct {
 func (s *Set) Policies() []Summary {
 	var all []Summary
 	for _, p := range s.all() {
-		sum := Summary{p.name, BindingModeDrop, p.audit, p.binding.everywhere(), p.binding.namespaces, ""}
+		sum := (&Bound{p.binding}).Summary()
+		sum.Name, sum.Mode, sum.Audit = p.name, BindingModeDrop, p.audit
 		if p.accept {
 			sum.Mode = BindingModeAccept
-		}
-		if p.binding.selector != nil {
-			sum.Selector = p.binding.selector.String()
 		}
 		all = append(all, sum)
 	}

@@ -213,6 +213,9 @@ type Request struct {
 	// Unknown are the paths of the fields of the pod that are not known. Conditions on one of them count as met.
 	Unknown []string
 	Observe func(hook, outcome string, took time.Duration)
+	// Apply applies the JSON patch of an initialiser that allows the pod, or returns why it cannot, which is then a
+	// failure of the initialiser.
+	Apply func(patch []byte) error
 }
 
 // The outcomes of Request.Observe.
@@ -352,6 +355,11 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 			return // the caller has left, or another hook denied
 		}
+		if err == nil && a.Allowed && len(a.Patch) > 0 {
+			if err = r.Apply(a.Patch); err != nil {
+				a = policyfiles.HookAnswer{} // nothing of it stays
+			}
+		}
 		if a.Hook, a.Took = c.Name, time.Since(begun); err != nil {
 			a.Failure = safetext.Line(err.Error(), safetext.Event)
 			a.Allowed = c.FailOpen && !slices.ContainsFunc([]error{ErrBusy, ErrClosed, ErrTooLarge}, func(e error) bool {
@@ -467,10 +475,16 @@ func (c *Client) decode(data []byte, uid types.UID) (a policyfiles.HookAnswer, _
 		return a, errors.New("the answer has no response")
 	case r.UID != uid:
 		return a, fmt.Errorf("the answer has the UID %.100q; must be that of the request, %s", r.UID, uid)
-	case len(r.Patch) > 0 || r.PatchType != nil:
+	case !c.Mutating && (len(r.Patch) > 0 || r.PatchType != nil):
 		return a, errors.New("the answer has a patch, and a validating hook must not change the pod")
+	case (len(r.Patch) > 0) != (r.PatchType != nil):
+		return a, errors.New("the answer has a patch without a patchType, or the other way round")
+	case len(r.Patch) > 0 && *r.PatchType != admissionv1.PatchTypeJSONPatch:
+		return a, fmt.Errorf("the answer has the patchType %.100q; must be %s", *r.PatchType, admissionv1.PatchTypeJSONPatch)
+	case len(r.Patch) > requirement.MaxPatch:
+		return a, fmt.Errorf("the patch has more than %d KiB", requirement.MaxPatch>>10)
 	}
-	a.Allowed = r.Allowed
+	a.Allowed, a.Patch = r.Allowed, r.Patch
 	if s := r.Result; !r.Allowed && s != nil {
 		a.Message, a.Code = safetext.Line(s.Message, safetext.Event), s.Code
 		if a.Message == "" {

@@ -84,4 +84,29 @@ func TestExampleHook(t *testing.T) {
 			t.Errorf("%s: message %q", name, got[0].Message)
 		}
 	}
+	// The initialiser gives the first licence to pods without one, which the hook then admits.
+	file = testkit.Value(os.ReadFile(filepath.Join(example, "complete.yaml")))(t)
+	hooks, notes, err = policyfiles.LoadHooks([]policyfiles.File{{Name: "complete.yaml", Data: file}})
+	if err != nil || len(notes) > 0 || len(hooks) != 1 || !hooks[0].Mutating {
+		t.Fatalf("LoadHooks() = %+v, %q, %v", hooks, notes, err)
+	}
+	hooks[0].Socket = socket
+	clients = clientsOf(t, hooks...)
+	for pod, want := range map[string]string{
+		`{"spec":{"containers":[{"image":"registry.example/vendor/db:1"}]}}`: `[{"op":"add","path":"/metadata/labels",` +
+			`"value":{"licence":"seat-1"}}]`,
+		`{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"image":"registry.example/vendor/db:1"}]}}`: `[{` +
+			`"op":"add",` +
+			`"path":"/metadata/labels/licence","value":"seat-1"}]`,
+		`{"metadata":{"labels":{"licence":"x"}},"spec":{"containers":[{"image":"registry.example/vendor/db:1"}]}}`: "",
+		`{"spec":{"containers":[{"image":"app:1"}]}}`:                                                              "",
+	} {
+		r, patch := request("ns"), ""
+		r.Admission.Object = runtime.RawExtension{Raw: []byte(pod)}
+		r.Apply = func(p []byte) error { patch = string(p); return nil }
+		got := testkit.Value(hook.Ask(t.Context(), clients, r))(t)
+		if len(got) != 1 || !got[0].Allowed || got[0].Failure != "" || patch != want {
+			t.Errorf("%s: %+v, patch %s; want %s", pod, got, patch, want)
+		}
+	}
 }

@@ -73,7 +73,7 @@ func (s *Set) Clients() []*Client { return s.set.Clients() }
 func (s *Set) Open() map[string]bool {
 	open := map[string]bool{}
 	for _, c := range s.set.Clients() {
-		open[c.Name] = c.circuit.anyOpen()
+		open[c.Name] = open[c.Name] || c.circuit.anyOpen() // a hook and an initialiser can have one name
 	}
 	return open
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"reflect"
 	"regexp"
@@ -28,6 +29,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
@@ -106,8 +108,11 @@ func (h *Handler) respond(
 	if a.audit == nil && len(a.decision.Findings) > 0 {
 		a.audit = auditAnnotations(a.decision.Findings)
 	}
+	if a.outcome == Changed && len(a.patched) > 0 {
+		event.Patched = safetext.Shorten(strings.Join(a.patched, "; "), maxPatchedNote)
+		a = a.noted(patchedKey, event.Patched)
+	}
 	event.Outcome, event.Decision, event.AuditAnnotations, event.Digests = a.outcome, a.decision, a.audit, a.digests
-	event.Patched = a.audit[patchedKey]
 	switch a.outcome {
 	case Invalid:
 		response = denial(http.StatusUnprocessableEntity, q.sentence(a.text))
@@ -192,12 +197,22 @@ type answer struct {
 	warnings []string // sentences about images whose signatures are not judged here, and changes that are not made
 	patch    []byte   // of an object that is changed, in JSON
 	digests  string   // notes of what was added
+	patched  []string // the initialisers and rules that have changed the pod
 	status   int32    // of a denial; 0 means 403
 	// unselected are the rules that are not for the pod.
 	unselected verify.Unselected
 }
 
 func invalidAnswer(text string) answer { return answer{outcome: Invalid, text: text} }
+
+// noted adds an audit annotation.
+func (a answer) noted(key, value string) answer {
+	if a.audit = maps.Clone(a.audit); a.audit == nil {
+		a.audit = map[string]string{}
+	}
+	a.audit[key] = value
+	return a
+}
 
 func (a answer) denies() bool { return a.outcome == Invalid || a.outcome == Denied }
 
@@ -310,6 +325,19 @@ type HookAnswers struct {
 	Findings []admission.Finding // none if no hook is asked
 	Warnings []string
 	Status   int32 // of the answer, if it denies
+}
+
+// Add adds the answer of a hook.
+func (all *HookAnswers) Add(h *policyfiles.Hook, a policyfiles.HookAnswer) {
+	all.Findings = append(all.Findings, h.Finding(a))
+	for _, w := range a.Warnings {
+		all.Warnings = append(all.Warnings, "hook "+h.Name+": "+w)
+	}
+	if !a.Allowed && !h.Audit && all.Status == 0 {
+		if all.Status = http.StatusInternalServerError; a.Failure == "" {
+			all.Status = a.Status()
+		}
+	}
 }
 
 // askHooks asks hooks while others judge. The function that it returns waits for the answers.

@@ -75,6 +75,8 @@ type Options struct {
 	Changes func(ctx context.Context, namespace string, elements []verify.Element) ([]*verify.Change, verify.Refusals)
 	// Object returns the findings of rules with conditions on pods; see verify.Service.JudgeObject.
 	Object func(context.Context, verify.Object) ([]admission.Finding, verify.Unselected)
+	// Initialisers returns what completes new pods, before all else; nil if nothing does.
+	Initialisers func() func(context.Context, *Draft) HookAnswers
 	// Custom judges an object by rules for custom resources; nil if none is for it. See verify.Service.JudgeCustom.
 	Custom func(context.Context, verify.CustomObject) *verify.Custom
 	// Hooks returns what asks the hooks for requests with an operation and a subresource; nil if there are none.
@@ -121,7 +123,7 @@ type Event struct {
 	Decision                             admission.Decision // Decision has the findings of all validators and backends
 	AuditAnnotations                     map[string]string  // those of backends and rules
 	Digests                              string             // that were added to images, in JSON; "" if none were
-	Patched                              string             // the rules that have patched the pod
+	Patched                              string             // the initialisers and rules that have patched the pod
 	Took                                 time.Duration
 }
 

@@ -29,7 +29,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -61,8 +60,8 @@ func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
 	}
 	p := &ManifestPolicies{
 		contents: map[string]string{}, Webhook: policyfiles.Webhook(set),
-		namespaces: NeedsNamespaces(policyfiles.Restrictions(set)),
-		mutate:     policyfiles.MutateDigests(policyfiles.Requirements(set)),
+		namespaces: policyfiles.NeedNamespaces(set),
+		mutate:     policyfiles.MutateDigests(policyfiles.Requirements(set)) || policyfiles.Initialises(set),
 		custom:     policyfiles.CustomRequirements(set).Rules(),
 	}
 	for _, f := range files {
@@ -73,13 +72,6 @@ func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
 		p.contents[name] = string(f.Data)
 	}
 	return p, nil
-}
-
-// NeedsNamespaces reports whether a policy selects namespaces by their labels.
-func NeedsNamespaces(s *restriction.Set) bool {
-	return slices.ContainsFunc(s.Unjudged(restriction.Node), func(f restriction.PolicyField) bool {
-		return f.Path == "binding.namespaceSelector"
-	})
 }
 
 // ManifestOptions say what the objects are for. Errors about them name the flags of pullgate-policyd manifests.

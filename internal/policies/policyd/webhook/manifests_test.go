@@ -23,6 +23,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
@@ -128,7 +129,10 @@ func TestManifestOfDigests(t *testing.T) {
 	validating := findObject[validatingConfiguration](t, objects, "pullgate-policyd").Webhooks[0]
 	if mutating.Name != "mutate.pullgate.dev" || *mutating.ClientConfig.Service.Path != webhook.MutatePath ||
 		*mutating.ReinvocationPolicy != admissionregistrationv1.IfNeededReinvocationPolicy ||
-		!slices.Equal(mutating.Rules[0].Resources, []string{"pods", "pods/ephemeralcontainers"}) || len(mutating.Rules) != 1 {
+		!slices.Equal(
+			mutating.Rules[0].Resources,
+			[]string{"pods", "pods/ephemeralcontainers"},
+		) || len(mutating.Rules) != 1 {
 		t.Errorf("%+v", mutating)
 	}
 	want := validating.ClientConfig
@@ -159,7 +163,11 @@ func TestManifestConfiguration(t *testing.T) {
 	want := config.DefaultPolicyd()
 	want.Policies, want.PodTemplates, want.Metrics.Listen = "/etc/pullgate/policies", o.Templates, ":9472"
 	want.TrustedRoot = "/etc/pullgate/trusted-root/trusted_root.json"
-	want.HTTPS = config.HTTPS{Listen: ":9443", CertFile: "/etc/pullgate/tls/tls.crt", KeyFile: "/etc/pullgate/tls/tls.key"}
+	want.HTTPS = config.HTTPS{
+		Listen:   ":9443",
+		CertFile: "/etc/pullgate/tls/tls.crt",
+		KeyFile:  "/etc/pullgate/tls/tls.key",
+	}
 	if diff := cmp.Diff(want, c); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
@@ -303,7 +311,35 @@ func TestManifestPermissions(t *testing.T) {
 			t.Errorf("%s: token %v, %q; want the permission to read namespaces: %v", binding, token, kinds, want)
 		}
 	}
-	if webhook.NeedsNamespaces(nil) {
+	if policyfiles.NeedNamespaces(nil) {
 		t.Error("no policy needs namespaces")
+	}
+}
+
+// What completes new pods needs a mutating webhook, and the labels of namespaces if it selects by them.
+func TestManifestsOfInitialisers(t *testing.T) {
+	const initialiser = "apiVersion: admissionregistration.k8s.io/v1\nkind: MutatingWebhookConfiguration\n" +
+		"metadata: {name: a}\nwebhooks:\n- name: b\n  admissionReviewVersions: [v1]\n" +
+		"  clientConfig: {url: 'https://a.test/'}\n  sideEffects: None\n" +
+		"  rules: [{apiGroups: [''], apiVersions: [v1], operations: [CREATE], resources: [pods]}]\n"
+	const defaults = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodDefaults\nmetadata: {name: a}\n" +
+		"template: {metadata: {labels: {a: b}}}\n"
+	const selector = "namespaceSelector: {matchLabels: {a: b}}"
+	for policy, want := range map[string]struct{ mutates, namespaces bool }{
+		initialiser:                              {true, false},
+		initialiser + "  " + selector:            {true, true},
+		defaults:                                 {true, false},
+		defaults + "binding: {" + selector + "}": {true, true},
+		strings.Replace(initialiser, "Mutating", "Validating", 1): {false, false},
+		strings.Replace(strings.Replace(initialiser, "Mutating", "Validating", 1), "{name: a}",
+			"{name: a, annotations: {policy.pullgate.dev/at: Both}}", 1) + "  " + selector: {false, true},
+	} {
+		folder := t.TempDir()
+		testkit.Must(t, os.WriteFile(filepath.Join(folder, "a.yaml"), []byte(policy), 0o600))
+		_, kinds := decodeManifests(t, manifestText(t, withManifestPolicies(t, folder)))
+		if mutates, roles := slices.Contains(kinds, "MutatingWebhookConfiguration"),
+			slices.Contains(kinds, "ClusterRole"); mutates != want.mutates || roles != want.namespaces {
+			t.Errorf("%s\nprints %v; want %+v", policy, kinds, want)
+		}
 	}
 }

@@ -84,8 +84,8 @@ func (h *Handler) mutate(ctx context.Context, b received, event *Event) (any, *r
 	return h.admit(b, event, func(q *question) answer { return h.change(ctx, q) })
 }
 
-// change adds digests to the images of a pod, and then patches a new one. A pod template is not changed: its pods are,
-// and programs that compare templates with files would see a difference.
+// change completes a new pod, adds digests to the images of a pod, and then patches a new one. A pod template is not
+// changed: its pods are, and programs that compare templates with files would see a difference.
 func (h *Handler) change(ctx context.Context, q *question) answer {
 	allowed := answer{outcome: NotJudged, decision: admission.Decision{Answer: admission.Admit}}
 	if !q.pods || q.SubResource != "" && q.SubResource != "ephemeralcontainers" ||
@@ -96,7 +96,11 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 	if pod == nil {
 		return known
 	}
-	raw := q.Object.Raw
+	allowed, d, first := h.completed(ctx, q, pod, allowed)
+	if allowed.denies() {
+		return allowed
+	}
+	raw, pod := d.raw, d.pod
 	if q.update || len(raw) > maxPatched {
 		raw = nil
 	}
@@ -120,7 +124,9 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 	var digests []string
 	if h.options.Digests != nil && len(images) > 0 {
 		var findings []admission.Finding
-		digests, findings, allowed.warnings = h.options.Digests(ctx, q.Namespace, images)
+		var unresolved []string
+		digests, findings, unresolved = h.options.Digests(ctx, q.Namespace, images)
+		allowed.warnings = append(allowed.warnings, unresolved...)
 		if len(findings) > 0 {
 			return allowed.with(findings)
 		}
@@ -141,12 +147,13 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 	}
 	if len(added) > 0 {
 		allowed.digests = added.String()
-		allowed.audit = map[string]string{digestsKey: allowed.digests}
-	}
-	for key, n := range all {
-		if _, add := added[key]; len(added) > 0 && !add && now[key] == n && stored[key] != n {
-			allowed.audit = map[string]string{digestsAgainKey: allowed.digests}
+		as := digestsKey
+		for key, n := range all {
+			if _, add := added[key]; !add && now[key] == n && stored[key] != n {
+				as = digestsAgainKey
+			}
 		}
+		allowed = allowed.noted(as, allowed.digests)
 	}
 	if h.options.Changes != nil && !q.update {
 		if ops = h.patchPod(ctx, q, &allowed, places, raw, ops); allowed.denies() {
@@ -154,7 +161,7 @@ func (h *Handler) change(ctx context.Context, q *question) answer {
 		}
 	}
 	allowed.outcome = Unchanged
-	if len(ops) > 0 {
+	if ops = append(first, ops...); len(ops) > 0 {
 		allowed.outcome, allowed.patch = Changed, ops.json()
 	}
 	return allowed

@@ -18,14 +18,13 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
-	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// patchedKey is the key of the audit annotation with the rules that have patched a pod.
+// patchedKey is the key of the audit annotation with the initialisers and rules that have patched a pod.
 const patchedKey = "patched-by"
 
 const (
@@ -67,12 +66,7 @@ func (h *Handler) patchPod(
 		a.audit, a.digests = nil, "" // nothing is added
 		return nil
 	}
-	if len(by) > 0 {
-		if a.audit == nil {
-			a.audit = map[string]string{}
-		}
-		a.audit[patchedKey] = safetext.Shorten(strings.Join(by, "; "), maxPatchedNote)
-	}
+	a.patched = append(a.patched, by...)
 	return after
 }
 
@@ -204,7 +198,7 @@ func formOf(object map[string]any) (f form, err error) {
 	for i := range f.places {
 		f.places[i].path = ""
 	}
-	maps.DeleteFunc(f.protected, func(key, _ string) bool { return !condition.ProtectedAnnotation(key) })
+	maps.DeleteFunc(f.protected, func(key, _ string) bool { return !requirement.ProtectedAnnotation(key) })
 	return f, onlyOnce(f.pod)
 }
 

@@ -5382,7 +5382,8 @@ func (x *Policy) GetHook() *Hook {
 	return nil
 }
 
-// Hook is a validating webhook that is asked about pods. All hooks of a pod must allow it.
+// Hook is a validating webhook that is asked about pods. All hooks of a pod must allow it. It can also be a mutating
+// webhook, which completes new pods in admission and has no stages.
 type Hook struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where it is asked: "Node", "Admission" or "Both".
