@@ -78,6 +78,8 @@ func TestPatchesThatAreRefused(t *testing.T) {
 		{operation("add, path: /status/a, value: b"), anywhere},
 		{operation("add, path: /spec/a~2, value: b"), anywhere},
 		{operation("add, path: /spec//a, value: b"), anywhere},
+		{operation("add, path: /spec/a/, value: b"), anywhere},
+		{operation("move, from: /spec/, path: /spec/a, value: b"), `[0].op: Unsupported value: "move"`},
 		{operation("add, path: '/metadata/labels/{{ image.digest }}', value: b"), anywhere},
 		{operation("add, path: /spec/containers/-, value: {name: a}"), anywhere},
 		{operation("replace, path: /spec/containers/-1, value: {name: a}"), anywhere},

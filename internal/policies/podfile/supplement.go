@@ -120,6 +120,8 @@ func (c *supplementChecker) check(at *field.Path, v map[string]any, t reflect.Ty
 		switch _, whole := v["image"]; {
 		case value == nil:
 			c.invalid(at, "null", "must have a value; leave the field out otherwise")
+		case t == specType && value == true && slices.Contains([]string{"hostNetwork", "hostPID", "hostIPC"}, name):
+			c.invalid(at, value, "a pod does not show that false was written, so it would be added in spite of it")
 		case t == specType && name == "ephemeralContainers":
 			c.invalid(at, "", "a new pod has none")
 		case t == specType && slices.Contains(alwaysSet(), name),
@@ -180,7 +182,7 @@ func completed(t reflect.Type) bool {
 	return t.Kind() == reflect.Map || slices.Contains([]reflect.Type{
 		specType, containerType, reflect.TypeFor[metav1.ObjectMeta](),
 		reflect.TypeFor[corev1.PodSecurityContext](), reflect.TypeFor[corev1.SecurityContext](),
-		reflect.TypeFor[corev1.Capabilities](), reflect.TypeFor[corev1.ResourceRequirements](),
+		reflect.TypeFor[corev1.ResourceRequirements](),
 		reflect.TypeFor[corev1.Lifecycle](), reflect.TypeFor[corev1.PodDNSConfig](), reflect.TypeFor[corev1.Affinity](),
 		reflect.TypeFor[corev1.NodeAffinity](), reflect.TypeFor[corev1.PodAffinity](),
 		reflect.TypeFor[corev1.PodAntiAffinity](),
@@ -228,7 +230,11 @@ func (s Supplement) Complete(pod []byte) ([]byte, error) {
 }
 
 func addLacking(to, lacking map[string]any, t reflect.Type) {
+	own := t == containerType && (to["command"] != nil || to["args"] != nil)
 	for name, v := range lacking {
+		if own && (name == "command" || name == "args") {
+			continue // together they are one command line
+		}
 		in, now := fieldOf(t, name), to[name]
 		switch v := v.(type) {
 		case []any:
@@ -255,7 +261,8 @@ func addLacking(to, lacking map[string]any, t reflect.Type) {
 	}
 }
 
-// addElements returns a list with the elements that it lacks. A container without an image only completes another one.
+// addElements returns a list with the elements that it lacks. A container without an image only completes another one,
+// and one with an image completes none: a user could give its name to a container, which would get its privileges.
 func addElements(list, lacking []any, in reflect.StructField) []any {
 	key, of := in.Tag.Get("patchMergeKey"), deref(in.Type).Elem()
 	if key == "" {
@@ -274,7 +281,7 @@ func addElements(list, lacking []any, in reflect.StructField) []any {
 		switch _, whole := element["image"]; {
 		case at < 0 && (of != containerType || whole):
 			list = append(list, runtime.DeepCopyJSONValue(element))
-		case at >= 0 && of == containerType:
+		case at >= 0 && of == containerType && !whole:
 			now, _ := list[at].(map[string]any)
 			addLacking(now, element, of)
 		}

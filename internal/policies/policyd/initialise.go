@@ -15,8 +15,8 @@ import (
 )
 
 // initialisers returns what completes new pods, nil if nothing does. A pod is completed by one set of files.
-func (p *policies) initialisers() func(context.Context, *webhook.Draft) webhook.HookAnswers {
-	set := p.current.Load()
+func (p *policies) initialisers(ctx context.Context) func(context.Context, *webhook.Draft) webhook.HookAnswers {
+	set := p.begun(ctx)
 	if set == nil || !policyfiles.Initialises(set.Set) {
 		return nil
 	}
@@ -38,7 +38,7 @@ func (p *policies) initialisers() func(context.Context, *webhook.Draft) webhook.
 			}
 		}
 		for _, c := range set.hooks {
-			if !c.Mutating || !c.Selects(d.View(ctx)) {
+			if !c.Mutating || !c.Selects(d.View()) {
 				continue
 			}
 			if all.Add(&c.Hook, p.completedBy(ctx, d, c)); all.Status != 0 {
@@ -49,10 +49,13 @@ func (p *policies) initialisers() func(context.Context, *webhook.Draft) webhook.
 	}
 }
 
+// errUnknown is why a pod is denied that may be one to complete.
+var errUnknown = errors.New("the labels of the namespace, by which it selects, are not known")
+
 func complete(ctx context.Context, d *webhook.Draft, by *policyfiles.PodDefaults) error {
-	switch included, known := by.Includes(d.View(ctx)); {
+	switch included, known := by.Includes(d.View()); {
 	case !known:
-		return errors.New("the labels of the namespace, by which it selects, are not known")
+		return errUnknown
 	case !included:
 		return nil
 	}
@@ -64,8 +67,11 @@ func (p *policies) completedBy(ctx context.Context, d *webhook.Draft, c *hook.Cl
 	failed := func(err error) policyfiles.HookAnswer {
 		return policyfiles.HookAnswer{Hook: c.Name, Failure: safetext.Line(err.Error(), safetext.Event)}
 	}
-	if err := d.TooLarge(); err != nil { // whatever its failure policy is
+	if err := d.Denied(); err != nil { // whatever its failure policy is
 		return failed(err)
+	}
+	if c.Undecided(d.View()) {
+		return failed(errUnknown)
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		limited, cancel := context.WithTimeout(ctx, time.Until(deadline)/3*2)
@@ -81,6 +87,7 @@ func (p *policies) completedBy(ctx context.Context, d *webhook.Draft, c *hook.Cl
 		return failed(cmp.Or(err, context.Cause(ctx), errors.New("it was not asked")))
 	}
 	a := answers[0]
+	d.Asked(a.Asked)
 	if c.Audit && len(a.Patch) > 0 {
 		a.Warnings = append(a.Warnings, "it would change the pod, and its mode is Audit")
 	}

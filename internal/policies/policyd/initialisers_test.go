@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -197,6 +198,7 @@ func TestAnswersOfInitialisers(t *testing.T) {
 	label := func(value string) string {
 		return `[{"op":"add","path":"/metadata/labels/bad","value":"` + value + `"}`
 	}
+	const tooLarge = "the request is too large" // users choose how large it is, so that Ignore has no effect
 	huge := label("x") + `,{"op":"test","path":"/kind","value":"` + strings.Repeat("x", 70<<10) + `"}]`
 	answers := map[string]struct {
 		reply func(r *admissionv1.AdmissionRequest) string
@@ -248,11 +250,11 @@ func TestAnswersOfInitialisers(t *testing.T) {
 		}, "not a Pod"},
 		"all-null": {
 			func(*admissionv1.AdmissionRequest) string { return `[{"op":"replace","path":"","value":null}]` },
-			"not a Pod",
+			"does not apply",
 		},
 		"all": {
 			func(*admissionv1.AdmissionRequest) string { return `[{"op":"replace","path":"","value":{}}]` },
-			"another kind",
+			"does not apply",
 		},
 		"typo": {func(*admissionv1.AdmissionRequest) string {
 			return `[{"op":"add","path":"/spec/hostNetwrk","value":true}]`
@@ -280,8 +282,9 @@ func TestAnswersOfInitialisers(t *testing.T) {
 			return `[{"op":"add","path":"/metadata/annotations/policy.pullgate.dev~1image-digests","value":"{}"}]`
 		}, "a meaning for pullgate"},
 		"copies": {func(*admissionv1.AdmissionRequest) string {
-			return label("x") + strings.Repeat(`,{"op":"copy","from":"/spec","path":"/spec/x"}`, 1000) + `]`
-		}, "does not apply"},
+			return label("x") + strings.Repeat(`,{"op":"copy","from":"/spec","path":"/spec/x"}`, 900) + `,{"op":"copy",
+				"from":"/spec","path":"/spec/x"}]`
+		}, tooLarge},
 		"annotation": {func(*admissionv1.AdmissionRequest) string {
 			return label(
 				"x",
@@ -290,7 +293,7 @@ func TestAnswersOfInitialisers(t *testing.T) {
 				60<<10,
 			) + `"},{"op":"copy","from":"/metadata/annotations/large","path":"/metadata/annotations/more"},
 				{"op":"copy","from":"/metadata/annotations/large","path":"/metadata/annotations/most"}]`
-		}, "the result has more than 131072 bytes"},
+		}, tooLarge},
 		"hangs": {func(*admissionv1.AdmissionRequest) string { time.Sleep(3 * time.Second); return "" }, "timed out"},
 	}
 	p.initialiser("bad", func(r *admissionv1.AdmissionRequest, pod *corev1.Pod) string {
@@ -311,7 +314,11 @@ func TestAnswersOfInitialisers(t *testing.T) {
 	for name, tc := range answers {
 		began := time.Now()
 		m := p.initialised(client, podWith(`"policy":"Ignore","answer":"`+name+`"`))
-		if !m.Allowed || m.pod.Labels["after"] != "yes" || m.pod.Name != "app" || m.pod.Kind != "Pod" ||
+		if tc.want == tooLarge {
+			if m.Allowed {
+				t.Errorf("%s, Ignore: allowed with %s", name, m.json)
+			}
+		} else if !m.Allowed || m.pod.Labels["after"] != "yes" || m.pod.Name != "app" || m.pod.Kind != "Pod" ||
 			m.AuditAnnotations["patched-by"] != "hook ignore/after" || len(m.AuditAnnotations) != 2 ||
 			m.AuditAnnotations["failed-open"] != "true" || len(m.Warnings) > 0 {
 			t.Errorf("%s, Ignore: %s, %v, %v", name, m.json, m.AuditAnnotations, m.Warnings)
@@ -441,8 +448,34 @@ func TestInitialisersLeaveTime(t *testing.T) {
 	}
 }
 
-// Whether PodDefaults are for a pod is not guessed.
-func TestDefaultsWithUnknownLabels(t *testing.T) {
+// Whether PodDefaults or an initialiser are for a pod is not guessed, whatever the failure policy is.
+func TestUnknownLabelsOfNamespaces(t *testing.T) {
+	const unknown = "the labels of the namespace, by which it selects, are not known"
+	add := func(p *process) {
+		p.initialiser("adds", func(*admissionv1.AdmissionRequest, *corev1.Pod) string {
+			return `[{"op":"add","path":"/metadata/labels/from","value":"defaults"}]`
+		})
+	}
+	files := map[string]func(p *process) string{
+		"PodDefaults all cannot complete it: " + unknown: func(*process) string {
+			return defaultsForAll + "binding: {namespaceSelector: {matchLabels: {tier: dev}}}\n"
+		},
+		"hook a/adds gave no valid answer, after 0s: " + unknown: func(p *process) string {
+			add(p)
+			return p.initialiserFile("a", "", "failurePolicy: Ignore, namespaceSelector: {matchLabels: {tier: dev}}, ", "adds")
+		},
+		"": func(p *process) string { // that label is always known
+			add(p)
+			return p.initialiserFile("a", "", "namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: team}}, ", "adds")
+		},
+	}
+	for want, file := range files {
+		t.Run(strconv.Itoa(len(want)), func(t *testing.T) { unknownLabels(t, want, file) })
+	}
+}
+
+func unknownLabels(t *testing.T, want string, file func(*process) string) {
+	t.Helper()
 	var lists atomic.Bool
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch w.Header().Set("Content-Type", "application/json"); {
@@ -450,7 +483,8 @@ func TestDefaultsWithUnknownLabels(t *testing.T) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case r.URL.Query().Get("watch") == "":
 			_, _ = w.Write([]byte(`{"apiVersion":"v1","kind":"NamespaceList","metadata":{"resourceVersion":"1"},"items":[
-				{"metadata":{"name":"team","resourceVersion":"1","labels":{"tier":"dev"}}}]}`))
+				{"metadata":{"name":"team","resourceVersion":"1","labels":{"tier":"dev",
+				"kubernetes.io/metadata.name":"team"}}}]}`))
 		default:
 			<-r.Context().Done()
 		}
@@ -462,10 +496,10 @@ func TestDefaultsWithUnknownLabels(t *testing.T) {
 	p.write("api.kubeconfig", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '"+api.URL+"'}}]\n"+
 		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n")
 	p.config.Kubeconfig = p.path("api.kubeconfig")
-	p.write("policies/defaults.yaml", defaultsForAll+"binding: {namespaceSelector: {matchLabels: {tier: dev}}}\n")
+	p.write("policies/a.yaml", file(p))
 	p.start()
-	if m := p.initialised(trusting(ca), podWith("")); m.Allowed || !strings.Contains(m.Result.Message,
-		"PodDefaults all cannot complete it: the labels of the namespace") {
+	if m := p.initialised(trusting(ca), podWith("")); m.Allowed != (want == "") ||
+		!m.Allowed && !strings.Contains(m.Result.Message, want) {
 		t.Errorf("labels that are not known: %+v", m.AdmissionResponse)
 	}
 	lists.Store(true)

@@ -28,9 +28,9 @@ func newWebhook(o Options, p *policies, certs *certificates, m *metrics) (*webho
 	m.servesWebhook(slices.Collect(maps.Keys(p.namespaces)))
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Object: p.judgeObject,
-		Hooks: p.hooksFor, Initialisers: p.initialisers, Custom: p.judgeCustom, Digests: p.digests, Changes: p.changes,
-		Templates: o.Config.PodTemplates,
-		Clusters:  slices.Collect(maps.Keys(o.Config.Kubeconfigs)), Client: certs.admit,
+		Hooks: p.hooksFor, Begin: p.begin, Initialisers: p.initialisers, Digests: p.digests, Changes: p.changes,
+		Custom: p.judgeCustom, Templates: o.Config.PodTemplates,
+		Clusters: slices.Collect(maps.Keys(o.Config.Kubeconfigs)), Client: certs.admit,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
 			m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
@@ -41,6 +41,22 @@ func newWebhook(o Options, p *policies, certs *certificates, m *metrics) (*webho
 			log.Error(fmt.Errorf("panic: %v", value), "A request panicked, it is denied", "stack", string(stack))
 		},
 	})
+}
+
+type setKey struct{}
+
+// begin returns a context with which a pod is changed by the set of files that is now in use.
+func (p *policies) begin(ctx context.Context) context.Context {
+	if set := p.current.Load(); set != nil {
+		return context.WithValue(ctx, setKey{}, set)
+	}
+	return ctx
+}
+
+// begun returns the set of a context of begin.
+func (p *policies) begun(ctx context.Context) *inUse {
+	set, _ := ctx.Value(setKey{}).(*inUse)
+	return set
 }
 
 // maxLogged bounds what a line says about the images of a pod, in characters.
@@ -162,7 +178,7 @@ func (p *policies) judgeObject(ctx context.Context, o verify.Object) (f []admiss
 func (p *policies) digests(ctx context.Context, namespace string, images []verify.Tagged) (
 	digests []string, findings []admission.Finding, unresolved []string,
 ) {
-	set := p.current.Load()
+	set := p.begun(ctx)
 	if set == nil || !set.rules.MutatesDigests() {
 		return make([]string, len(images)), nil, nil
 	}
@@ -173,7 +189,7 @@ func (p *policies) digests(ctx context.Context, namespace string, images []verif
 func (p *policies) changes(ctx context.Context, namespace string, elements []verify.Element) (
 	[]*verify.Change, verify.Refusals,
 ) {
-	set := p.current.Load()
+	set := p.begun(ctx)
 	if set == nil || !set.rules.Mutates() {
 		return nil, verify.Refusals{}
 	}

@@ -108,6 +108,12 @@ func (h *Hook) Selects(p *admission.Pod) bool {
 		p.Labels.State() != admission.StateUnknown)
 }
 
+// Undecided reports whether labels of the namespace that are not known decide about a pod that may be selected.
+func (h *Hook) Undecided(p *admission.Pod) bool {
+	_, all := p.NamespaceLabels.Effective()
+	return !all && h.Namespaces.ReadsOther(nameLabel)
+}
+
 // AtNode reports whether the hook is asked at nodes.
 func (h *Hook) AtNode() bool { return h.At != atAdmission && h.Create }
 
@@ -429,6 +435,7 @@ type HookAnswer struct {
 	Warnings         []string
 	Patch            []byte // of an initialiser, a JSON patch; "" if it changes nothing
 	Took             time.Duration
+	Asked            time.Duration // how much of it the hook itself took
 }
 
 // String returns a sentence for users, the same at the node and in the webhook.

@@ -70,11 +70,16 @@ func parseDefaults(data []byte) (out defaultsFile) {
 			"no annotation with this prefix is known for "+DefaultsKind)
 	}
 	if b := doc.Binding; b != nil {
-		bound, invalid := restriction.CompileBinding(field.NewPath("binding"),
+		at := field.NewPath("binding")
+		out.InvalidIf((b.Namespaces == nil) == (b.NamespaceSelector == nil), at, "",
+			"must have either namespaces or namespaceSelector; leave binding out for all namespaces")
+		bound, invalid := restriction.CompileBinding(at,
 			&restriction.Binding{Namespaces: b.Namespaces, NamespaceSelector: b.NamespaceSelector})
 		for _, err := range invalid {
 			out.Errs = append(out.Errs, err)
 		}
+		out.InvalidIf(b.NamespaceSelector != nil && len(invalid) == 0 && bound.Summary().Everywhere,
+			at.Child("namespaceSelector"), "", "must not be empty; leave binding out for all namespaces")
 		out.Bound = bound
 	}
 	added, notes, errs := podfile.NewSupplement(field.NewPath("template"), doc.Template)

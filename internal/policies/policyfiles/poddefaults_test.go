@@ -46,8 +46,8 @@ func TestDefaultsAddWhatAPodLacks(t *testing.T) {
 			`{"metadata":{"labels":{"a":"0"}}}`, `{"metadata":{"labels":{"a":"0","b":"2"},"annotations":{"c":"x"}}}`,
 		},
 		{
-			"a field", `{spec: {hostNetwork: true, runtimeClassName: kata}}`, `{"spec":{"hostNetwork":false}}`,
-			`{"spec":{"hostNetwork":false,"runtimeClassName":"kata"}}`,
+			"a field", `{spec: {hostUsers: true, runtimeClassName: kata}}`, `{"spec":{"hostUsers":false}}`,
+			`{"spec":{"hostUsers":false,"runtimeClassName":"kata"}}`,
 		},
 		{
 			"null is absent", `{metadata: {labels: {a: b}}, spec: {imagePullSecrets: [{name: r}]}}`,
@@ -86,7 +86,22 @@ func TestDefaultsAddWhatAPodLacks(t *testing.T) {
 			`{"spec":{"securityContext":{"runAsNonRoot":false,"seccompProfile":{"type":"RuntimeDefault"}},
 			"containers":[{"name":"a","securityContext":{"capabilities":{"add":["NET_ADMIN"]}}}]}}`,
 			`{"spec":{"securityContext":{"runAsNonRoot":false,"seccompProfile":{"type":"RuntimeDefault"},"fsGroup":5},
-			"containers":[{"name":"a","securityContext":{"capabilities":{"add":["NET_ADMIN"],"drop":["ALL"]}}}]}}`,
+			"containers":[{"name":"a","securityContext":{"capabilities":{"add":["NET_ADMIN"]}}}]}}`,
+		},
+		{
+			"a container with an image completes no other", `{spec: {containers: [{name: agent, image: agent:1, env: [{name: X}],
+			securityContext: {privileged: true}}], initContainers: [{name: agent, image: agent:1, stdin: true}]}}`,
+			`{"spec":{"containers":[{"name":"agent","image":"evil:1"}],
+			"initContainers":[{"name":"agent","image":"agent:1","command":["sh"]}]}}`,
+			`{"spec":{"containers":[{"name":"agent","image":"evil:1"}],
+			"initContainers":[{"name":"agent","image":"agent:1","command":["sh"]}]}}`,
+		},
+		{
+			"command and args together", `{spec: {containers: [{name: a, command: [x], args: [w]}, {name: b, command: [x],
+			args: [w]}, {name: c, command: [x], args: [w]}]}}`,
+			`{"spec":{"containers":[{"name":"a","args":["z"]},{"name":"b","command":["z"]},{"name":"c"}]}}`,
+			`{"spec":{"containers":[{"name":"a","args":["z"]},{"name":"b","command":["z"]},{"name":"c","command":["x"],
+			"args":["w"]}]}}`,
 		},
 		{
 			"a probe is added as a whole", `{spec: {containers: [{name: a, livenessProbe: {exec: {command: [x]}},
@@ -148,9 +163,12 @@ func TestDefaultsErrors(t *testing.T) {
 	large := "template: {metadata: {annotations: {a: " + strings.Repeat("x", 64<<10) + "}}}"
 	for want, rest := range map[string]string{
 		"template: Required value":                   "binding: {namespaces: [a]}",
-		"binding.mode: unknown field":                "binding: {mode: Drop}\ntemplate: {spec: {hostNetwork: true}}",
-		"binding.namespaces[0]: Invalid value":       "binding: {namespaces: [A]}\ntemplate: {spec: {hostPID: true}}",
-		"binding.namespaces: Invalid value":          "binding: {namespaces: []}\ntemplate: {spec: {hostPID: true}}",
+		"binding.mode: unknown field":                "binding: {mode: Drop}\ntemplate: {spec: {runtimeClassName: a}}",
+		"binding.namespaces[0]: Invalid value":       "binding: {namespaces: [A]}\ntemplate: {spec: {runtimeClassName: a}}",
+		"must have either namespaces or":             "binding: {}\ntemplate: {spec: {hostUsers: true}}",
+		"namespaceSelector: Invalid value":           "binding: {namespaceSelector: {}}\ntemplate: {spec: {hostUsers: true}}",
+		"must have either names":                     "binding: {namespaces: [a], namespaceSelector: {}}\ntemplate: {}",
+		"binding.namespaces: Invalid value":          "binding: {namespaces: []}\ntemplate: {spec: {runtimeClassName: a}}",
 		`template: unknown field "metadata.name"`:    "template: {metadata: {name: a}}",
 		`template: unknown field "status"`:           "template: {status: {}}",
 		`unknown field "spec.image"`:                 "template: {spec: {image: a}}",
@@ -158,6 +176,9 @@ func TestDefaultsErrors(t *testing.T) {
 		"spec.restartPolicy: Invalid value":          "template: {spec: {restartPolicy: Never}}",
 		"spec.priority: Invalid value: 5: every pod": "template: {spec: {priority: 5}}",
 		"template.spec.serviceAccountName":           "template: {spec: {serviceAccountName: a}}",
+		"spec.hostNetwork: Invalid value: true: a":   "template: {spec: {hostNetwork: true}}",
+		"spec.hostPID: Invalid value: true: a":       "template: {spec: {hostPID: true}}",
+		"spec.hostIPC: Invalid value: true: a":       "template: {spec: {hostIPC: true}}",
 		"template.spec.priorityClassName: Invalid":   "template: {spec: {priorityClassName: a}}",
 		"template.spec.ephemeralContainers":          "template: {spec: {ephemeralContainers: [{name: a}]}}",
 		"spec.containers[0].imagePullPolicy":         "template: {spec: {containers: [{name: a, imagePullPolicy: Always}]}}",
@@ -169,7 +190,7 @@ func TestDefaultsErrors(t *testing.T) {
 		"kubernetes.io/config.mirror":                "template: {metadata: {annotations: {kubernetes.io/config.mirror: a}}}",
 		"metadata.labels[a b]: Invalid value":        "template: {metadata: {labels: {a b: c}}}",
 		"template: Too long":                         large,
-		"spec: unknown field":                        "spec: {}\ntemplate: {spec: {hostPID: true}}",
+		"spec: unknown field":                        "spec: {}\ntemplate: {spec: {runtimeClassName: a}}",
 		`$patch`:                                     "template: {spec: {$patch: delete}}",
 	} {
 		if d, _, err := loadDefaults(defaultsFile("d", rest)); err == nil || !strings.Contains(err.Error(), want) {
@@ -205,12 +226,10 @@ func TestDefaultsAreBound(t *testing.T) {
 	dev := admission.Set(map[string]string{"tier": "dev"})
 	for binding, want := range map[string]string{
 		"":                           "+ + +",
-		"binding: {}":                "+ + +",
 		"binding: {namespaces: [a]}": "+ - -",
-		"binding: {namespaceSelector: {matchLabels: {tier: dev}}}":                  "? + -",
-		"binding: {namespaces: [a], namespaceSelector: {matchLabels: {tier: dev}}}": "+ + -",
+		"binding: {namespaceSelector: {matchLabels: {tier: dev}}}": "? + -",
 	} {
-		d, _, err := loadDefaults(defaultsFile("d", binding+"\ntemplate: {spec: {hostPID: true}}"))
+		d, _, err := loadDefaults(defaultsFile("d", binding+"\ntemplate: {spec: {runtimeClassName: a}}"))
 		testkit.Must(t, err)
 		var got []string
 		for _, p := range []*admission.Pod{in("a", unknown), in("b", dev), in("c", admission.Set(map[string]string{}))} {
@@ -313,7 +332,7 @@ func randomPart(r *rand.Rand, template bool) string {
 		},
 		func() string { return `"resources":` + maybe(`"limits":`+maybe(`"cpu":`+value(), `"memory":`+value())) })
 	spec := maybe(`"imagePullSecrets":`+names(with("name")), `"containers":`+names(container),
-		`"initContainers":`+names(container), `"hostAliases":`+names(with("ip")), `"hostNetwork":true`,
+		`"initContainers":`+names(container), `"hostAliases":`+names(with("ip")), `"runtimeClassName":"a"`,
 		`"tolerations":[{"key":`+value()+`}]`, `"nodeSelector":`+maybe(`"a":`+value(), `"b":`+value()),
 		`"volumes":`+names(with("name", func() string { return `"emptyDir":{}` })),
 		`"affinity":`+maybe(`"nodeAffinity":{}`, `"podAffinity":{}`), `"schedulingGates":`+names(with("name")))

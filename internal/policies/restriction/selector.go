@@ -1,6 +1,8 @@
 package restriction
 
 import (
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -48,4 +50,13 @@ func (s Selector) MaySelect(known map[string]string, all bool) bool {
 		}
 	}
 	return selectable
+}
+
+// ReadsOther reports whether it selects by another label than one.
+func (s Selector) ReadsOther(label string) bool {
+	if s.compiled == nil {
+		return false
+	}
+	requirements, _ := s.compiled.Requirements()
+	return slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return r.Key() != label })
 }

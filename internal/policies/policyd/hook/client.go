@@ -357,7 +357,7 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 		}
 		if err == nil && a.Allowed && len(a.Patch) > 0 {
 			if err = r.Apply(a.Patch); err != nil {
-				a = policyfiles.HookAnswer{} // nothing of it stays
+				a = policyfiles.HookAnswer{Asked: a.Asked} // nothing of it stays
 			}
 		}
 		if a.Hook, a.Took = c.Name, time.Since(begun); err != nil {
@@ -390,13 +390,17 @@ func (c *Client) ask(ctx context.Context, tenant string, uid types.UID, body []b
 	}
 	begun := time.Now()
 	late := false // it is read after the end of the work alone
+	var asked atomic.Int64
+	defer func() { a.Asked = time.Duration(asked.Load()) }()
 	got, err := c.inFlight.Do(ctx, c.key.Add(1), inflight.Work[[]byte]{
 		Tenant: tenant,
 		Run: func(ctx context.Context, turn inflight.Turn[[]byte]) ([]byte, error) {
 			late = turn.Waited
 			limited, cancel := context.WithDeadline(ctx, begun.Add(limit))
 			defer cancel()
+			posted := time.Now()
 			data, err := outbound.Post(limited, c.target.Load().transport, c.URL, body, nil)
+			asked.Store(int64(time.Since(posted)))
 			if errors.Is(context.Cause(ctx), inflight.ErrClosed) {
 				return nil, ErrClosed
 			}

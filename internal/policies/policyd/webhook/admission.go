@@ -64,7 +64,7 @@ func (h *Handler) admit(b received, event *Event, judge func(*question) answer) 
 	case review.Request == nil || review.Request.UID == "":
 		return nil, refuse(http.StatusBadRequest, "the AdmissionReview has no request with a uid")
 	}
-	return reviewed(review.Request.UID, h.respond(review.Request, b.done, event, judge)), nil
+	return reviewed(review.Request.UID, h.respond(review.Request, b, event, judge)), nil
 }
 
 func reviewed(uid types.UID, r *admissionv1.AdmissionResponse) *admissionv1.AdmissionReview {
@@ -88,10 +88,10 @@ func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 }
 
 func (h *Handler) respond(
-	r *admissionv1.AdmissionRequest, done func(), event *Event, judge func(*question) answer,
+	r *admissionv1.AdmissionRequest, b received, event *Event, judge func(*question) answer,
 ) (response *admissionv1.AdmissionResponse) {
 	q := h.question(r)
-	q.done = done
+	q.done, q.began = b.done, b.began
 	event.Operation, event.Resource = string(r.Operation), q.resource
 	event.Namespace, event.Name, event.DryRun = r.Namespace, q.name, r.DryRun != nil && *r.DryRun
 	defer func() {
@@ -145,6 +145,7 @@ type question struct {
 	ephemeral bool // only the ephemeral containers are judged
 	size      size
 	done      func() // says that the objects are not needed any more
+	began     time.Time
 }
 
 func (h *Handler) question(r *admissionv1.AdmissionRequest) *question {
@@ -320,6 +321,12 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 // which can be nil. Afterwards r is not needed any more.
 type AskHooks func(ctx context.Context, r *admissionv1.AdmissionRequest, pod, old *admission.Pod) func() HookAnswers
 
+const (
+	// The warnings of initialisers leave room for those of rules and of pullgate.
+	maxInitialiserWarnings, maxInitialiserWarning = 2, 256
+	maxAudit                                      = 32 << 10 // bounds the audit annotations of backends and hooks
+)
+
 // HookAnswers are what hooks say about a pod.
 type HookAnswers struct {
 	Findings []admission.Finding // none if no hook is asked
@@ -330,7 +337,13 @@ type HookAnswers struct {
 // Add adds the answer of a hook.
 func (all *HookAnswers) Add(h *policyfiles.Hook, a policyfiles.HookAnswer) {
 	all.Findings = append(all.Findings, h.Finding(a))
-	for _, w := range a.Warnings {
+	for i, w := range a.Warnings {
+		if h.Mutating {
+			if i == maxInitialiserWarnings {
+				break
+			}
+			w = safetext.Shorten(w, maxInitialiserWarning)
+		}
 		all.Warnings = append(all.Warnings, "hook "+h.Name+": "+w)
 	}
 	if !a.Allowed && !h.Audit && all.Status == 0 {
@@ -568,10 +581,14 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, pod, old *c
 // no prefix: the API server adds the name of the webhook, and would log an error for each key that is not valid after
 // it.
 func auditAnnotations(findings []admission.Finding) map[string]string {
-	all := map[string]string{}
+	all, size := map[string]string{}, 0
 	for _, f := range findings {
-		for key, value := range f.AuditAnnotations {
+		for _, key := range slices.Sorted(maps.Keys(f.AuditAnnotations)) {
+			value := f.AuditAnnotations[key]
 			if strings.Contains(key, "/") || len(validation.IsQualifiedName(key)) > 0 {
+				continue
+			}
+			if size += len(key) + len(value); size > maxAudit {
 				continue
 			}
 			if before, several := all[key]; several {

@@ -8,7 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
+	"strings"
+	"time"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	admissionv1 "k8s.io/api/admission/v1"
@@ -17,8 +20,15 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/hook"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+const (
+	maxDraftValues     = 10_000 // bounds the values of a pod that initialisers change, before and after each
+	maxDraftOperations = 1000
+	maxDraftDepth      = 64 // bounds how deep a patch is nested, and the pointers in it
 )
 
 // A Draft is a new pod while initialisers complete it. It is for one goroutine at a time.
@@ -26,10 +36,15 @@ type Draft struct {
 	handler  *Handler
 	question *question
 	request  admissionv1.AdmissionRequest
+	labels   admission.Value[map[string]string] // of the namespace
 
-	raw []byte
-	pod *corev1.Pod // of raw
-	by  []string    // what has changed it
+	raw   []byte
+	pod   *corev1.Pod    // of raw; nil while an initialiser is asked
+	view  *admission.Pod // of raw; nil before it is needed
+	fixed *corev1.Pod    // what no initialiser may change
+	by    []string       // what has changed it
+
+	asked, most time.Duration // how long initialisers took, and how long all else may take
 }
 
 // completed returns a pod after the initialisers, and the operations that make it of what it was.
@@ -37,14 +52,27 @@ func (h *Handler) completed(ctx context.Context, q *question, pod *corev1.Pod, a
 	if h.options.Initialisers == nil || q.Operation != admissionv1.Create || q.SubResource != "" {
 		return a, Draft{raw: q.Object.Raw, pod: pod}, nil
 	}
-	initialise := h.options.Initialisers()
+	initialise := h.options.Initialisers(ctx)
 	if initialise == nil {
 		return a, Draft{raw: q.Object.Raw, pod: pod}, nil
 	}
-	d := Draft{handler: h, question: q, request: *q.AdmissionRequest, raw: q.Object.Raw, pod: pod}
+	if new(size).add(&pod.Spec) {
+		return invalidAnswer(tooManyParts), Draft{}, nil
+	}
+	d := Draft{handler: h, question: q, request: *q.AdmissionRequest, raw: q.Object.Raw, pod: pod, fixed: fixed(pod)}
+	d.most = maxTimeout
+	if deadline, ok := ctx.Deadline(); ok {
+		d.most = deadline.Sub(q.began) / 2
+	}
+	d.labels = h.labels(ctx, q.Namespace)
 	before := d.raw
 	q.release()
-	a = a.hooked(initialise(ctx, &d))
+	if a = a.hooked(initialise(ctx, &d)); a.denies() {
+		return a, Draft{}, nil
+	}
+	if err := d.decode(ctx); err != nil {
+		return invalidAnswer(err.Error()), Draft{}, nil
+	}
 	first := d.operations(before)
 	if first != nil {
 		a.patched = d.by
@@ -53,42 +81,98 @@ func (h *Handler) completed(ctx context.Context, q *question, pod *corev1.Pod, a
 }
 
 // View returns what is known about the pod as it is now.
-func (d *Draft) View(ctx context.Context) *admission.Pod {
-	view := d.question.subject(d.pod).Pod
-	view.NamespaceLabels = d.handler.labels(ctx, d.request.Namespace)
-	return &view
+func (d *Draft) View() *admission.Pod {
+	if d.view == nil {
+		view := d.question.subject(d.pod).Pod
+		view.NamespaceLabels = d.labels
+		d.view = &view
+	}
+	return d.view
 }
 
-// Request returns the request of the API server, with the pod as it is now.
+// Request returns the request of the API server, with the pod as it is now, for an initialiser that is asked.
 func (d *Draft) Request() admissionv1.AdmissionRequest {
+	d.View()
+	d.pod = nil // its decoded form can take a hundred times the memory
 	r := d.request
 	r.Object.Raw = d.raw
 	return r
 }
 
-// TooLarge returns an error if the pod is too large to be changed. A user chooses its size.
-func (d *Draft) TooLarge() error {
-	if len(d.raw) > maxPatched {
-		return errTooLarge
+// Denied returns why the pod is denied before an initialiser is asked, whatever its failure policy is: users can choose
+// the size of the pod, and let other requests wait.
+func (d *Draft) Denied() error {
+	if time.Since(d.question.began)-d.asked > d.most {
+		return hook.ErrBusy
+	}
+	return tooLarge(d.raw)
+}
+
+// Asked says how long an initialiser took by itself.
+func (d *Draft) Asked(took time.Duration) { d.asked += took }
+
+func tooLarge(raw []byte) error {
+	values, depth := registry.Parts(raw)
+	switch {
+	case len(raw) > maxPatched:
+		return fmt.Errorf("%w: %w", hook.ErrTooLarge, errTooLarge)
+	case values > maxDraftValues || depth > maxDraftDepth:
+		return fmt.Errorf("%w: the pod has more than %d values or %d levels", hook.ErrTooLarge, maxDraftValues,
+			maxDraftDepth)
 	}
 	return nil
 }
 
-// Patch applies a JSON patch, as an API server does; see Change.
+// enter waits until the pod can be decoded.
+func (d *Draft) enter(ctx context.Context) (leave func(), err error) {
+	if values, _ := registry.Parts(d.raw); values <= largeValues {
+		return func() {}, nil
+	}
+	if d.handler.decoding.Acquire(ctx, 1) != nil {
+		return nil, fmt.Errorf("%w: it is large, and was not changed in time because of others that are large",
+			hook.ErrBusy)
+	}
+	return func() { d.handler.decoding.Release(1) }, nil
+}
+
+// decode decodes the pod again after initialisers were asked.
+func (d *Draft) decode(ctx context.Context) error {
+	if d.pod != nil {
+		return nil
+	}
+	leave, err := d.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	d.pod = decodePod(d.raw)
+	return nil
+}
+
+// Patch applies a JSON patch; see Change.
 func (d *Draft) Patch(ctx context.Context, by string, keep bool, patch []byte) error {
 	return d.Change(ctx, by, keep, func(pod []byte) (next []byte, err error) {
 		defer func() {
-			if recover() != nil { // the library panics for [{"op":"test","path":""}]
+			if recover() != nil { // the library panics for null in a list
 				err = errors.New("the patch does not apply")
 			}
 		}()
+		if _, depth := registry.Parts(patch); depth > maxDraftDepth {
+			return nil, fmt.Errorf("the patch has more than %d levels", maxDraftDepth)
+		}
 		operations, err := jsonpatch.DecodePatch(patch)
 		if err != nil {
 			return nil, fmt.Errorf("the patch is not a JSON patch: %w", err)
 		}
+		if err := applicable(operations); err != nil {
+			return nil, err
+		}
 		options := jsonpatch.NewApplyOptions()
 		options.AccumulatedCopySizeLimit = maxPatched
 		next, err = operations.ApplyWithOptions(pod, options)
+		if _, copied := errors.AsType[*jsonpatch.AccumulatedCopySizeError](err); copied {
+			return nil, fmt.Errorf("%w: %w", hook.ErrTooLarge, err)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("the patch does not apply: %w", err)
 		}
@@ -96,55 +180,103 @@ func (d *Draft) Patch(ctx context.Context, by string, keep bool, patch []byte) e
 	})
 }
 
+// applicable returns an error for a patch that the library must not get. For an empty token it takes the object around
+// it: a patch could put an object into itself, which ends the process when it is encoded.
+func applicable(operations jsonpatch.Patch) error {
+	if len(operations) > maxDraftOperations {
+		return fmt.Errorf("the patch has more than %d operations", maxDraftOperations)
+	}
+	for _, o := range operations {
+		path, err := o.Path()
+		from := path
+		if err == nil && o["from"] != nil {
+			from, err = o.From()
+		}
+		for _, p := range []string{path, from} {
+			if err != nil || !strings.HasPrefix(p, "/") || strings.HasSuffix(p, "/") || strings.Contains(p, "//") {
+				return errors.New("the patch does not apply: a path is not a place in the pod, or has an empty name in it")
+			}
+			if strings.Count(p, "/") > maxDraftDepth {
+				return fmt.Errorf("the patch has a path with more than %d names", maxDraftDepth)
+			}
+		}
+	}
+	return nil
+}
+
 // Change changes the pod, or returns why the result cannot be the new pod, and changes nothing; so also without keep.
 func (d *Draft) Change(ctx context.Context, by string, keep bool, change func(pod []byte) ([]byte, error)) error {
-	if err := d.TooLarge(); err != nil {
+	if err := tooLarge(d.raw); err != nil {
 		return err
 	}
-	if values, _ := registry.Parts(d.raw); values > largeValues {
-		if d.handler.decoding.Acquire(ctx, 1) != nil {
-			return errors.New("it is large, and was not changed in time because of others that are large")
-		}
-		defer d.handler.decoding.Release(1)
+	leave, err := d.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: it was not changed in time", hook.ErrBusy)
 	}
 	next, err := change(d.raw)
 	if err != nil {
 		return err
 	}
-	pod, err := d.check(next)
-	if err != nil || !keep || jsonpatch.Equal(d.raw, next) {
+	pod, changed, err := d.check(next)
+	if err != nil || !keep || !changed {
 		return err
 	}
-	d.raw, d.pod, d.by = next, pod, append(d.by, by)
+	d.raw, d.pod, d.view, d.by = next, pod, nil, append(d.by, by)
 	return nil
 }
 
-// check returns the pod that an initialiser has made.
-func (d *Draft) check(next []byte) (*corev1.Pod, error) {
-	if len(next) > maxPatched {
-		return nil, fmt.Errorf("the result has more than %d bytes", maxPatched)
+// check returns the pod that an initialiser has made, and whether it is another one.
+func (d *Draft) check(next []byte) (pod *corev1.Pod, changed bool, err error) {
+	if err := tooLarge(next); err != nil {
+		return nil, false, err
 	}
-	var pod *corev1.Pod
 	unknown, err := kjson.UnmarshalStrict(next, &pod)
 	if err != nil || pod == nil {
-		return nil, fmt.Errorf("the result is not a Pod: %w", cmp.Or(err, errors.New("it is null")))
+		return nil, false, fmt.Errorf("the result is not a Pod: %w", cmp.Or(err, errors.New("it is null")))
 	}
 	if len(unknown) > 0 {
 		var before corev1.Pod
 		known, _ := kjson.UnmarshalStrict(d.raw, &before)
 		for _, e := range unknown {
 			if !slices.ContainsFunc(known, func(k error) bool { return k.Error() == e.Error() }) {
-				return nil, fmt.Errorf("the result is not a Pod: %w", e)
+				return nil, false, fmt.Errorf("the result is not a Pod: %w", e)
 			}
 		}
 	}
-	if !equality.Semantic.DeepEqual(fixed(d.pod), fixed(pod)) {
-		return nil, errors.New(
+	if !equality.Semantic.DeepEqual(d.fixed, fixed(pod)) {
+		return nil, false, errors.New(
 			"the result has another kind, name, namespace or status, another field of metadata that is the " +
 				"API server's, or another annotation with a meaning for pullgate",
 		)
 	}
-	return pod, nil
+	var was, is map[string]any
+	decode := kjson.UnmarshalCaseSensitivePreserveInts
+	if err := errors.Join(decode(d.raw, &was), decode(next, &is)); err != nil {
+		return nil, false, fmt.Errorf("the result is not a Pod: %w", err)
+	}
+	if hasNull(is) {
+		return nil, false, errors.New("the result is not a Pod: a list has null")
+	}
+	return pod, !reflect.DeepEqual(was, is), nil
+}
+
+// hasNull reports whether a list in a value has null.
+func hasNull(v any) bool {
+	switch v := v.(type) {
+	case []any:
+		return slices.Contains(v, nil) || slices.ContainsFunc(v, hasNull)
+	case map[string]any:
+		for _, field := range v {
+			if hasNull(field) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // fixed returns the parts of a pod that no initialiser may change.

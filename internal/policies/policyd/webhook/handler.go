@@ -75,8 +75,10 @@ type Options struct {
 	Changes func(ctx context.Context, namespace string, elements []verify.Element) ([]*verify.Change, verify.Refusals)
 	// Object returns the findings of rules with conditions on pods; see verify.Service.JudgeObject.
 	Object func(context.Context, verify.Object) ([]admission.Finding, verify.Unselected)
+	// Begin makes what changes a pod use one set of files, with the context that it returns.
+	Begin func(context.Context) context.Context
 	// Initialisers returns what completes new pods, before all else; nil if nothing does.
-	Initialisers func() func(context.Context, *Draft) HookAnswers
+	Initialisers func(context.Context) func(context.Context, *Draft) HookAnswers
 	// Custom judges an object by rules for custom resources; nil if none is for it. See verify.Service.JudgeCustom.
 	Custom func(context.Context, verify.CustomObject) *verify.Custom
 	// Hooks returns what asks the hooks for requests with an operation and a subresource; nil if there are none.
@@ -233,7 +235,9 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, ans
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
 	defer cancel()
+	began := time.Now()
 	b, refused := h.receive(ctx, w, r, limit)
+	b.began = began
 	defer b.done()
 	if refused != nil {
 		return nil, refused
@@ -255,7 +259,8 @@ type received struct {
 	// to the failure policy, and the user chooses the size.
 	denied string
 	// done says that the text and what was decoded are not needed any more. It may be called several times.
-	done func()
+	done  func()
+	began time.Time // when the request came
 }
 
 func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (

@@ -81,6 +81,9 @@ func placesOf(p *corev1.Pod) (all []place) {
 }
 
 func (h *Handler) mutate(ctx context.Context, b received, event *Event) (any, *refusal) {
+	if h.options.Begin != nil {
+		ctx = h.options.Begin(ctx)
+	}
 	return h.admit(b, event, func(q *question) answer { return h.change(ctx, q) })
 }
 
