@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
@@ -89,7 +90,7 @@ func (p *policies) completedBy(ctx context.Context, d *webhook.Draft, c *hook.Cl
 	a := answers[0]
 	d.Asked(a.Asked)
 	if c.Audit && len(a.Patch) > 0 {
-		a.Warnings = append(a.Warnings, "it would change the pod, and its mode is Audit")
+		a.Warnings = slices.Insert(a.Warnings, 0, "it would change the pod, and its mode is Audit")
 	}
 	return a
 }

@@ -198,7 +198,7 @@ func TestAnswersOfInitialisers(t *testing.T) {
 	label := func(value string) string {
 		return `[{"op":"add","path":"/metadata/labels/bad","value":"` + value + `"}`
 	}
-	const tooLarge = "the request is too large" // users choose how large it is, so that Ignore has no effect
+	const tooLarge = "the request or its patch is too large" // users choose how large it is, so that Ignore has no effect
 	huge := label("x") + `,{"op":"test","path":"/kind","value":"` + strings.Repeat("x", 70<<10) + `"}]`
 	answers := map[string]struct {
 		reply func(r *admissionv1.AdmissionRequest) string
@@ -219,10 +219,10 @@ func TestAnswersOfInitialisers(t *testing.T) {
 			func(r *admissionv1.AdmissionRequest) string { return patchAnswer(r, "", `,"patchType":"JSONPatch"`) },
 			"the other way round",
 		},
-		"huge": {func(r *admissionv1.AdmissionRequest) string { return patchAnswer(r, huge, "") }, "more than 64 KiB"},
+		"huge": {func(r *admissionv1.AdmissionRequest) string { return patchAnswer(r, huge, "") }, tooLarge},
 		"too-huge": {
 			func(r *admissionv1.AdmissionRequest) string { return patchAnswer(r, strings.Repeat(huge, 4), "") },
-			"256 KiB",
+			tooLarge,
 		},
 		"no-list": {
 			func(r *admissionv1.AdmissionRequest) string { return patchAnswer(r, `{"a":1}`, "") },

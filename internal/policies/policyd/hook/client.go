@@ -56,7 +56,7 @@ const (
 var (
 	ErrBusy     = errors.New("too many requests about pods, try again")
 	ErrClosed   = errors.New("pullgate-policyd stops")
-	ErrTooLarge = errors.New("the request is too large")
+	ErrTooLarge = errors.New("the request or its patch is too large")
 )
 
 // errOpen is the failure of a request that was not sent.
@@ -422,6 +422,8 @@ func (c *Client) ask(ctx context.Context, tenant string, uid types.UID, body []b
 		}
 		// the connection has a limit of its own
 		return a, fmt.Errorf("%w after %v", outbound.ErrTimedOut, min(limit, time.Since(begun)).Round(time.Millisecond))
+	case c.Mutating && errors.Is(err, outbound.ErrLargeAnswer): // a patch grows with the pod
+		return a, fmt.Errorf("%w: %w", ErrTooLarge, err)
 	case err != nil:
 		panicAgain(err)
 		return a, ofTenant(err)
@@ -486,7 +488,7 @@ func (c *Client) decode(data []byte, uid types.UID) (a policyfiles.HookAnswer, _
 	case len(r.Patch) > 0 && *r.PatchType != admissionv1.PatchTypeJSONPatch:
 		return a, fmt.Errorf("the answer has the patchType %.100q; must be %s", *r.PatchType, admissionv1.PatchTypeJSONPatch)
 	case len(r.Patch) > requirement.MaxPatch:
-		return a, fmt.Errorf("the patch has more than %d KiB", requirement.MaxPatch>>10)
+		return a, fmt.Errorf("%w: it has more than %d KiB", ErrTooLarge, requirement.MaxPatch>>10)
 	}
 	a.Allowed, a.Patch = r.Allowed, r.Patch
 	if s := r.Result; !r.Allowed && s != nil {

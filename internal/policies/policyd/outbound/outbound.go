@@ -28,6 +28,9 @@ const (
 // ErrTimedOut is wrapped by the error of a request whose deadline, or limit to connect, has passed.
 var ErrTimedOut = errors.New("timed out")
 
+// ErrLargeAnswer is wrapped by the error of a request whose answer was not read to its end.
+var ErrLargeAnswer = fmt.Errorf("the answer has more than %d KiB", maxAnswer>>10)
+
 // NewTransport uses HTTP/1.1: with HTTP/2, one connection on which no packets arrive any more would delay all requests.
 func NewTransport() *http.Transport {
 	return &http.Transport{
@@ -92,7 +95,7 @@ func Post(ctx context.Context, by http.RoundTripper, url string, body []byte, au
 	case err != nil:
 		return nil, notAnswered(ctx, err)
 	case len(data) > maxAnswer:
-		return nil, Failed("the answer has more than %d KiB", maxAnswer>>10)
+		return nil, Failed("%w", ErrLargeAnswer)
 	case len(data) == 0:
 		return nil, Failed("status %d without a body", resp.StatusCode)
 	}

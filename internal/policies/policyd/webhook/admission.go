@@ -342,7 +342,7 @@ func (all *HookAnswers) Add(h *policyfiles.Hook, a policyfiles.HookAnswer) {
 			if i == maxInitialiserWarnings {
 				break
 			}
-			w = safetext.Shorten(w, maxInitialiserWarning)
+			w = safetext.Line(w, maxInitialiserWarning)
 		}
 		all.Warnings = append(all.Warnings, "hook "+h.Name+": "+w)
 	}
@@ -588,9 +588,10 @@ func auditAnnotations(findings []admission.Finding) map[string]string {
 			if strings.Contains(key, "/") || len(validation.IsQualifiedName(key)) > 0 {
 				continue
 			}
-			if size += len(key) + len(value); size > maxAudit {
+			if size+len(key)+len(value) > maxAudit {
 				continue
 			}
+			size += len(key) + len(value)
 			if before, several := all[key]; several {
 				value = before + "; " + value
 			}

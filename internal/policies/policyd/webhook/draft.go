@@ -64,9 +64,9 @@ func (h *Handler) completed(ctx context.Context, q *question, pod *corev1.Pod, a
 	if deadline, ok := ctx.Deadline(); ok {
 		d.most = deadline.Sub(q.began) / 2
 	}
-	d.labels = h.labels(ctx, q.Namespace)
 	before := d.raw
 	q.release()
+	d.labels = h.labels(ctx, q.Namespace) // which can ask an API server
 	if a = a.hooked(initialise(ctx, &d)); a.denies() {
 		return a, Draft{}, nil
 	}
@@ -128,6 +128,10 @@ func (d *Draft) enter(ctx context.Context) (leave func(), err error) {
 	if values, _ := registry.Parts(d.raw); values <= largeValues {
 		return func() {}, nil
 	}
+	if d.pod != nil { // it can take a hundred times its size
+		d.View()
+		d.pod = nil
+	}
 	if d.handler.decoding.Acquire(ctx, 1) != nil {
 		return nil, fmt.Errorf("%w: it is large, and was not changed in time because of others that are large",
 			hook.ErrBusy)
@@ -160,6 +164,11 @@ func (d *Draft) Patch(ctx context.Context, by string, keep bool, patch []byte) e
 		if _, depth := registry.Parts(patch); depth > maxDraftDepth {
 			return nil, fmt.Errorf("the patch has more than %d levels", maxDraftDepth)
 		}
+		var list []any
+		twice, _ := kjson.UnmarshalStrict(patch, &list, kjson.DisallowDuplicateFields)
+		if len(twice) > 0 { // the library writes such a field as often, and each of those in it
+			return nil, errors.New("the patch is not a JSON patch: an object has a field twice")
+		}
 		operations, err := jsonpatch.DecodePatch(patch)
 		if err != nil {
 			return nil, fmt.Errorf("the patch is not a JSON patch: %w", err)
@@ -183,9 +192,10 @@ func (d *Draft) Patch(ctx context.Context, by string, keep bool, patch []byte) e
 // applicable returns an error for a patch that the library must not get. For an empty token it takes the object around
 // it: a patch could put an object into itself, which ends the process when it is encoded.
 func applicable(operations jsonpatch.Patch) error {
-	if len(operations) > maxDraftOperations {
-		return fmt.Errorf("the patch has more than %d operations", maxDraftOperations)
+	if len(operations) > maxDraftOperations { // one for each of a user's containers, perhaps
+		return fmt.Errorf("%w: it has more than %d operations", hook.ErrTooLarge, maxDraftOperations)
 	}
+	moved := 0 // the names in the paths of operations that can nest what is there
 	for _, o := range operations {
 		path, err := o.Path()
 		from := path
@@ -199,6 +209,13 @@ func applicable(operations jsonpatch.Patch) error {
 			if strings.Count(p, "/") > maxDraftDepth {
 				return fmt.Errorf("the patch has a path with more than %d names", maxDraftDepth)
 			}
+			if o["from"] != nil {
+				moved += strings.Count(p, "/")
+			}
+		}
+		if moved > maxDraftOperations {
+			return fmt.Errorf("%w: it has more than %d names in the paths of moves and copies", hook.ErrTooLarge,
+				maxDraftOperations)
 		}
 	}
 	return nil

@@ -186,7 +186,15 @@ func TestHostilePatchesOfInitialisers(t *testing.T) {
 	deep := strings.Repeat("/a", 65)
 	many := "[" + strings.Repeat(`{"op":"test","path":"/kind","value":"Pod"},`, 1000) + slash + "]"
 	const place, names = "a path is not a place in the pod", "a path with more than 64 names"
+	double := `[{"op":"add","path":"/spec/x","value":{"a":0,"a":0}}`
+	for i := 1; i < 40; i++ {
+		double += `,{"op":"add","path":"/spec/x` + strings.Repeat("/a", i) + `","value":{"a":0,"a":0}}`
+	}
+	moves := strings.Repeat(`{"op":"move","from":"/spec/a/b/c/d","path":"/spec/e/f/g/h"},`, 101)
 	patches := map[string]string{
+		double + "]": "a field twice",
+		`[{"op":"test","path":"/kind","path":"/spec","value":"Pod"}]`: "a field twice",
+		"[" + strings.TrimSuffix(moves, ",") + "]":                    "1000 names in the paths of moves and copies",
 		into: place, "[" + strings.Join(twice, ",") + "]": place,
 		`[{"op":"copy","from":"/spec/","path":"/spec/a"}]`:            place,
 		`[{"op":"copy","from":"/spec//containers","path":"/spec/a"}]`: place,
