@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -173,13 +173,21 @@ func Answers(url string) func() error {
 }
 
 // FreePort returns a port of the loopback address that no process listens on. It is below those that the kernel gives
-// to connections and to listeners without a port, so that no other test gets it before the caller listens on it.
+// to connections and to listeners without a port. No process of this user gets it again before 18,000 others, which a
+// file counts: several packages of tests run at the same time, and the caller does not listen yet.
 func FreePort() (port int, err error) {
+	defer Catch(&err)
+	const first, ports = 12_000, 18_000
+	name := filepath.Join(os.TempDir(), fmt.Sprintf("pullgate-ports-%d", os.Getuid()), "last")
+	defer Must(Lock(name + ".lock"))()
+	text, _ := os.ReadFile(name) // absent at first
+	last, _ := strconv.Atoi(string(text))
 	for range 100 {
-		port = 12_000 + rand.IntN(18_000)
+		last = (last + 1) % ports
 		var l net.Listener
-		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			return port, l.Close()
+		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+last)); err == nil {
+			Check(os.WriteFile(name, []byte(strconv.Itoa(last)), 0o600))
+			return first + last, l.Close()
 		}
 	}
 	return 0, err
