@@ -24,13 +24,7 @@ type admissionReview struct {
 			Spec     struct{ Containers, InitContainers, EphemeralContainers []struct{ Image string } }
 		} `json:"object"`
 	} `json:"request,omitempty"`
-	Response *response `json:"response,omitempty"`
-}
-
-type response struct {
-	UID     string            `json:"uid"`
-	Allowed bool              `json:"allowed"`
-	Status  map[string]string `json:"status,omitempty"`
+	Response map[string]any `json:"response,omitempty"`
 }
 
 func review(w http.ResponseWriter, r *http.Request) {
@@ -42,14 +36,14 @@ func review(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	pod := review.Request.Object
-	review.Response, review.Request = &response{UID: review.Request.UID, Allowed: true}, nil
+	review.Response, review.Request = map[string]any{"uid": review.Request.UID, "allowed": true}, nil
 	unknown := strings.Split(pod.Metadata.Annotations["policy.pullgate.dev/unknown-fields"], ",")
 	licence, known := pod.Metadata.Labels["licence"], !slices.Contains(unknown, "metadata.labels")
 	for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers, pod.Spec.EphemeralContainers) {
 		needed := c.Image == "" || strings.HasPrefix(c.Image, "registry.example/vendor/") // "" is not known
 		if needed && (!known || licence == "" || !slices.Contains(strings.Fields(string(licences)), licence)) {
-			review.Response.Allowed = false
-			review.Response.Status = map[string]string{"message": c.Image + " needs a licence in the label licence"}
+			review.Response["allowed"] = false
+			review.Response["status"] = map[string]string{"message": c.Image + " needs a licence in the label licence"}
 		}
 	}
 	_ = json.NewEncoder(w).Encode(review)
@@ -62,6 +56,5 @@ func main() {
 	}
 	http.HandleFunc("/", review)
 	http.HandleFunc("/complete", complete)
-	server := &http.Server{ReadTimeout: 10 * time.Second}
-	log.Fatal(server.Serve(socket))
+	log.Fatal((&http.Server{ReadTimeout: 10 * time.Second}).Serve(socket))
 }
