@@ -60,11 +60,8 @@ func (c *supplementChecker) read(at *field.Path, template map[string]any) (field
 		var strict []error
 		strict, err = kjson.UnmarshalStrict(text, &part)
 		for _, e := range strict {
-			c.errs = append(
-				c.errs,
-				fmt.Errorf("%s: %w; must be a part of a Pod, of metadata.labels, metadata.annotations and "+
-					"spec", at, e),
-			)
+			c.errs = append(c.errs,
+				fmt.Errorf("%s: %w; must be a part of a Pod, of metadata.labels, metadata.annotations and spec", at, e))
 		}
 	}
 	if err == nil {

@@ -25,15 +25,10 @@ func (p *policies) initialisers(ctx context.Context) func(context.Context, *webh
 		defaults := policyfiles.DefaultsOf(set.Set)
 		for i := range defaults {
 			if err := complete(ctx, d, &defaults[i]); err != nil {
+				why := safetext.Line(err.Error(), safetext.Event)
 				all.Findings = append(all.Findings, admission.Finding{
-					Validator: admission.HookValidator,
-					Policy:    defaults[i].Name,
-					Answer:    admission.Deny,
-					Reason:    admission.HookUnavailable,
-					Message: "PodDefaults " + defaults[i].Name + " cannot complete it: " + safetext.Line(
-						err.Error(),
-						safetext.Event,
-					),
+					Validator: admission.HookValidator, Policy: defaults[i].Name, Answer: admission.Deny,
+					Reason: admission.HookUnavailable, Message: "PodDefaults " + defaults[i].Name + " cannot complete it: " + why,
 				})
 				return all
 			}

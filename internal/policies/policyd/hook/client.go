@@ -255,6 +255,7 @@ type Prepared struct {
 	Request // without the objects, which can be large
 
 	clients []*Client
+	tenant  string
 	skipped []bool // by client: its conditions are not met
 	body    []byte
 	refused error  // why no client is asked; nil if they are
@@ -265,7 +266,7 @@ type Prepared struct {
 // of one set. Unless there is an error, the caller must call Ask.
 func Prepare(ctx context.Context, clients []*Client, r Request) (*Prepared, error) {
 	s, tenant := clients[0].shared, admission.Tenant(ctx, r.Admission.Namespace)
-	p := &Prepared{clients: clients, skipped: make([]bool, len(clients)), release: func() {}}
+	p := &Prepared{clients: clients, tenant: tenant, skipped: make([]bool, len(clients)), release: func() {}}
 	objects := len(r.Admission.Object.Raw) + len(r.Admission.OldObject.Raw)
 	size := objects + len(clients)*perRequest
 	switch {
@@ -293,7 +294,7 @@ func (r *Prepared) fill(ctx context.Context, s *shared, request *Request) (err e
 	}()
 	request.Admission.UID = uuid.NewUUID()
 	if r.body, err = encode(&request.Admission); err == nil {
-		err = r.evaluate(ctx, s, admission.Tenant(ctx, request.Admission.Namespace), request.Unknown)
+		err = r.evaluate(ctx, s, request.Unknown)
 	}
 	filled = err == nil
 	return err
@@ -308,13 +309,13 @@ func encode(r *admissionv1.AdmissionRequest) ([]byte, error) {
 	return body.Bytes(), err
 }
 
-func (r *Prepared) evaluate(ctx context.Context, s *shared, tenant string, unknown []string) (err error) {
+func (r *Prepared) evaluate(ctx context.Context, s *shared, unknown []string) (err error) {
 	decides := func(c *Client) bool { return c.conditions != nil && !c.conditions.Needs(unknown) }
 	if !slices.ContainsFunc(r.clients, decides) {
 		return nil
 	}
 	r.skipped, err = s.evaluating.Do(ctx, s.key.Add(1), inflight.Work[[]bool]{
-		Tenant: tenant, Run: func(ctx context.Context, _ inflight.Turn[[]bool]) ([]bool, error) {
+		Tenant: r.tenant, Run: func(ctx context.Context, _ inflight.Turn[[]bool]) ([]bool, error) {
 			skipped := make([]bool, len(r.clients))
 			var document map[string]any // it can take many times the memory of the body
 			// without a document, conditions cannot be evaluated
@@ -350,7 +351,7 @@ func (r *Prepared) Ask(ctx context.Context) []policyfiles.HookAnswer {
 		}
 		a, err := policyfiles.HookAnswer{}, r.refused
 		if err == nil {
-			a, err = c.ask(ctx, admission.Tenant(ctx, r.Admission.Namespace), r.Admission.UID, r.body)
+			a, err = c.ask(ctx, r.tenant, r.Admission.UID, r.body)
 		}
 		if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 			return // the caller has left, or another hook denied
@@ -475,8 +476,7 @@ func (c *Client) decode(data []byte, uid types.UID) (a policyfiles.HookAnswer, _
 	switch {
 	case review.TypeMeta != typeMeta:
 		return a, fmt.Errorf("the answer is %.100q of %.100q; must be %s of %s", review.Kind, review.APIVersion,
-			typeMeta.Kind,
-			typeMeta.APIVersion)
+			typeMeta.Kind, typeMeta.APIVersion)
 	case r == nil:
 		return a, errors.New("the answer has no response")
 	case r.UID != uid:

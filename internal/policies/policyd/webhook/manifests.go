@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
@@ -235,14 +234,14 @@ func (o ManifestOptions) webhook(object, name, path string, rules ...rule) (c we
 	w := &c.Webhooks[0].ValidatingWebhook
 	w.Name, w.Rules, w.AdmissionReviewVersions = name, rules, []string{"v1"}
 	w.FailurePolicy = new(admissionregistrationv1.FailurePolicyType(o.FailurePolicy))
-	w.MatchPolicy = ptr.To(admissionregistrationv1.Equivalent)
-	w.SideEffects = ptr.To(admissionregistrationv1.SideEffectClassNone)
+	w.MatchPolicy = new(admissionregistrationv1.Equivalent)
+	w.SideEffects = new(admissionregistrationv1.SideEffectClassNone)
 	w.TimeoutSeconds, w.ClientConfig.CABundle = new(int32(o.Timeout.Seconds())), o.CA
 	excluded := slices.Clone(o.Exclude)
 	if o.URL == "" {
 		excluded = append(excluded, o.Namespace)
 		w.ClientConfig.Service = &admissionregistrationv1.ServiceReference{
-			Name: "pullgate-policyd", Namespace: o.Namespace, Path: &path, Port: ptr.To[int32](443),
+			Name: "pullgate-policyd", Namespace: o.Namespace, Path: &path, Port: new(int32(443)),
 		}
 	} else {
 		object += ".static.k8s.io"
