@@ -41,7 +41,8 @@ func TestNoInitialisersNoAllocation(t *testing.T) {
 	without, none := webhook.Options{Observe: observe}, initialised(nil)
 	none.Observe = observe
 	none.Initialisers = func(context.Context) func(context.Context, *webhook.Draft) webhook.HookAnswers { return nil }
-	if a, b := allocations(without), allocations(none); a != b {
+	// A pool of net/http that drops a buffer moves the average by one; a draft of the pod costs dozens.
+	if a, b := allocations(without), allocations(none); b > a+5 {
 		t.Errorf("%v allocations with a set that has no initialiser; want %v", b, a)
 	}
 }
