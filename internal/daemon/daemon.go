@@ -101,6 +101,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, admitting.close()) }()
+	admitting.enforceAccess(o.Config.StateDir, trk)
 	log, err := openDecisions(o, m)
 	if err != nil {
 		return err
@@ -122,10 +123,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck), AllowRestores: o.Config.AllowRestores,
 		Admission: admitting.forGate(views),
 	})
-	admitting.published = func() {
-		keep(admitting.fields()) // first, so that the pod source has what the new policies use
-		judge.SetAdmission(admitting.forGate(views))
-	}
+	admitting.publishTo(judge, views, keep)
 	server := criproxy.New(criproxy.Config{
 		Runtime: conns.runtime(), Image: conns.image(), Handlers: judge.Handlers(), Metrics: m, Log: o.Log.WithName("proxy"),
 	})

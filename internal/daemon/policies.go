@@ -24,6 +24,7 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -68,7 +69,9 @@ type policies struct {
 	review    *policyclient.Reviewer
 	hooks     *policyclient.HookValidator // nil if no hook is asked at the node
 	node      string                      // the name of the node, for hooks
-	published func()                      // called after each change, with mu held; nil until the gate exists
+	access    access
+	readErr   error  // of the last reading
+	published func() // called after each change, with mu held; nil until the gate exists
 }
 
 func (p *policies) close() error { return p.policyd.Close() }
@@ -86,6 +89,16 @@ func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
 		a.Endorser = e
 	}
 	return a
+}
+
+// publishTo has a gate use what is in force from now on, and after each change.
+func (p *policies) publishTo(judge *gate.Gate, views gate.ViewSource, keep func(fields []string)) {
+	p.published = func() {
+		keep(p.fields()) // first, so that the pod source has what the new policies use
+		judge.SetAdmission(p.forGate(views))
+		p.accessFor(judge)
+	}
+	p.accessFor(judge)
 }
 
 func (p *policies) fields() []string {
@@ -151,6 +164,11 @@ func (p *policies) pollLocked() {
 	case waiting != nil && p.compiled(waiting) == nil:
 		p.waiting = nil
 		p.accept(waiting, nil)
+	default:
+		if p.useAccess() {
+			p.publish()
+			p.keepList(p.readErr)
+		}
 	}
 }
 
@@ -165,11 +183,17 @@ func (p *policies) apply(set *policyfiles.Set, err error) {
 }
 
 func (p *policies) accept(set *policyfiles.Set, err error) {
+	p.readErr = err
 	p.use(set, err)
+	p.useAccess()
+	p.publish()
+	p.keepList(err)
+}
+
+func (p *policies) publish() {
 	if p.published != nil {
 		p.published()
 	}
-	p.keepList(err)
 }
 
 // compiledLimit bounds how long pullgate-policyd may take to say that it has the same policy files.
@@ -289,6 +313,7 @@ func (p *policies) report() {
 		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces,
 		"unjudged", p.config.Unjudged,
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
+		"imageAccesses", p.set.Len(imageaccess.Kind),
 		"hooks", len(policyfiles.HooksOf(p.set)), "imageReviewBackends", p.set.Len(policyfiles.BackendKind),
 		"signatureRules", len(p.Rules().Rules()),
 		"trustedRoot", p.signatures.Load().version.TrustedRoot)
@@ -366,7 +391,17 @@ func (p *policies) keepList(err error) {
 			},
 		})
 	}
-	l.Warnings = backends.Warnings()
+	for _, f := range policyfiles.AccessOf(p.set).Files() {
+		one := &adminv1.Policy{Kind: imageaccess.Kind, Name: f.Name, Mode: string(f.Grant), Audit: f.Audit}
+		for _, from := range f.From {
+			one.Namespaces = append(one.Namespaces, from.Namespaces...)
+			for _, a := range from.ServiceAccounts {
+				one.Namespaces = append(one.Namespaces, a.Namespace+"/"+a.Name)
+			}
+		}
+		l.Policies = append(l.Policies, one)
+	}
+	l.Warnings = append(backends.Warnings(), p.access.warnings()...)
 	l.Warnings = append(l.Warnings, policyfiles.Notes(p.set)...)
 	hooks := policyfiles.HooksOf(p.set)
 	for i := range hooks {

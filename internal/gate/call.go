@@ -48,6 +48,7 @@ type use struct {
 	pod        tracker.Pod
 	name       imageref.Ref // the pod's name for the image; empty if the call does not have it
 	pullPolicy string       // of the uses for which the kubelet sends the call
+	account    string       // the service account, "" if it is not known or not needed
 	judged     tracker.Image
 
 	fetched bool
@@ -55,7 +56,7 @@ type use struct {
 }
 
 func (g *Gate) use(c *call, p tracker.Pod, name imageref.Ref) *use {
-	u := &use{call: c, pod: p, name: name, pullPolicy: tracker.PullUnknown}
+	u := &use{call: c, pod: p, name: name, pullPolicy: tracker.PullUnknown, account: g.serviceAccount(p)}
 	if g.c.PodSource == nil || p.UID == "" {
 		return u
 	}
@@ -100,7 +101,7 @@ func (g *Gate) decide(
 	ctx context.Context, u *use, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict,
 ) decisionlog.Decision {
 	began := time.Now()
-	r.Pod, r.Name, u.judged = u.pod, u.name, r.Image
+	r.Pod, r.Name, r.ServiceAccount, u.judged = u.pod, u.name, u.account, r.Image
 	presented := r.Sent != (tracker.Sent{})
 	if !presented {
 		if _, known := u.sent[u.pod.Namespace]; !known {

@@ -172,7 +172,7 @@ func (g *Gate) judgeFound(
 		return tracker.Image{}, d, err
 	}
 	d := g.decide(ctx, u, tracker.Request{Image: named(img, u.name), Using: true}, g.c.Tracker.Check)
-	g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
+	g.measure(d)
 	if d.Verdict.Allowed() || g.c.Shadow {
 		return img, &d, nil
 	}

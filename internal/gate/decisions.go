@@ -56,6 +56,12 @@ func facts(d decisionlog.Decision) []any {
 	if d.Container != "" {
 		all = append(all, "container", d.Container)
 	}
+	if d.Verdict.Access != "" {
+		all = append(all, "access", d.Verdict.Access)
+	}
+	if d.Verdict.AccessAudit != "" {
+		all = append(all, "accessAudit", d.Verdict.AccessAudit)
+	}
 	if open := failedOpen(d.Admission); len(open) > 0 {
 		all = append(all, "failedOpen", open)
 	}
@@ -83,7 +89,7 @@ func (g *Gate) journal(d decisionlog.Decision) {
 			g.c.Log.Info("Pull", append(facts(d), "outcome", d.Outcome)...)
 			return
 		}
-		if !d.Verdict.Allowed() {
+		if !d.Verdict.Allowed() && d.Verdict.Reason != policy.Fenced {
 			g.c.Log.Info("Proof needed", facts(d)...) // the pull goes to the registry
 			return
 		}

@@ -43,6 +43,7 @@ type Gate struct {
 	allowRestores atomic.Bool
 
 	admitting atomic.Pointer[Admission] // nil if there are no policies
+	access    atomic.Pointer[Lender]    // nil if there are no files
 	held      heldRequests
 	changes   imageChanges
 	later     sync.WaitGroup // read-backs after the answer
@@ -54,6 +55,8 @@ type Gate struct {
 type Metrics interface {
 	// Verdict is called for every judgement, with the name of the CRI call.
 	Verdict(call string, d policy.Decision)
+	// Use is called for the first Allow of a pod for an image.
+	Use(why policy.Reason)
 	// Refused is called for every hidden ImageStatus, and every PermissionDenied for another reason than a policy.
 	Refused(call string)
 	// Recheck is called when a present image is allowed (outcome Hit) or pulled (the label of the KEP's miss).
@@ -131,9 +134,16 @@ func errUndecodableAnswer(method string) error {
 	return refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to %s", method)
 }
 
+func (g *Gate) measure(d decisionlog.Decision) {
+	g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
+	if d.Verdict.First {
+		g.c.Metrics.Use(d.Verdict.Reason)
+	}
+}
+
 // count counts a verdict and notes it, unless it is a repeated Allow.
 func (g *Gate) count(d decisionlog.Decision) {
-	g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
+	g.measure(d)
 	g.noteVerdict(d)
 }
 
@@ -163,6 +173,9 @@ func (g *Gate) deny(u *use, v tracker.Verdict) error {
 	missing := "no credential of this pod has proved access to it"
 	todo := "set imagePullSecrets that can pull it; with imagePullPolicy Never an image must have been proved before"
 	switch v.Reason {
+	case policy.Fenced:
+		return refuse(codes.PermissionDenied, fenced, "pullgate: pod %s/%s may not use %s: %s",
+			u.pod.Namespace, u.pod.Name, what, reserved(v))
 	case policy.ImageIDName:
 		missing, todo = unnamed(u.name)
 	case policy.RecordUnreadable:

@@ -63,6 +63,7 @@ func (c *counts) get() map[string]int {
 }
 
 func (c *counts) Verdict(string, policy.Decision) {}
+func (c *counts) Use(policy.Reason)               {}
 func (c *counts) Refused(call string)             { c.add("refused " + call) }
 func (c *counts) Recheck(policy, outcome string, _ time.Duration) {
 	c.add(strings.TrimSuffix("recheck "+outcome+" "+policy, " unknown"))

@@ -70,7 +70,11 @@ func (w *modelWorld) apply(o op) {
 			p.seen = fmt.Sprintf("2026-11-21T05:00:00.%s-%d", p.uid, w.uids)
 		}
 	case opRestart, opKill, opLose:
-		w.restart(o.kind, o.n%4 != 0 || o.kind == opLose)
+		files := w.truth.files
+		if o.n/4%3 == 0 { // they are changed meanwhile
+			files = modelAccess[int(o.n/12)%len(modelAccess)]
+		}
+		w.restart(o.kind, o.n%4 != 0 || o.kind == opLose, files)
 	case opRuntimeRestart:
 		w.gate.Disconnected()
 		for _, c := range w.waiting {
@@ -99,6 +103,8 @@ func (w *modelWorld) apply(o op) {
 		if w.signatures {
 			w.notary.change(o)
 		}
+	case opAccess:
+		w.setAccess(modelAccess[int(o.n)%len(modelAccess)])
 	case opKinds:
 	}
 }
@@ -189,6 +195,9 @@ func (w *modelWorld) honest(at uint8, name string) {
 		reachable = err == nil
 	})
 	before, present := w.on(name)
+	if w.truth.fenced(w.question(p, before, repositoryOf(name), password)) {
+		return
+	}
 	proved := present && w.truth.live[pair{before, repositoryOf(name)}][password] && w.validity == 0
 	if w.podSource && w.pullPolicy[at] == "Always" || !w.skips && !w.fallback {
 		proved = false // the registry must be asked
@@ -324,7 +333,7 @@ func (w *modelWorld) unlive(which func(pair, string) bool) {
 }
 
 // restart ends pullgated and starts it again.
-func (w *modelWorld) restart(kind opKind, syncs bool) {
+func (w *modelWorld) restart(kind opKind, syncs bool, files []modelFile) {
 	var handover []byte
 	if kind == opRestart {
 		handover = w.stop()
@@ -333,6 +342,7 @@ func (w *modelWorld) restart(kind opKind, syncs bool) {
 	}
 	if kind == opLose {
 		w.must(os.Remove(w.path))
+		_ = os.Remove(w.path + ".access")
 		w.truth.lost()
 		w.direct(func() {
 			// Without the store, no record says which names of an image came with a checkpoint (docs/design/0022).
@@ -357,6 +367,7 @@ func (w *modelWorld) restart(kind opKind, syncs bool) {
 		w.unlive(func(pair, string) bool { return true })
 	}
 	w.start()
+	w.setAccess(files)
 	if handover != nil {
 		if _, err := w.tracker.TakeOver(handover); err != nil {
 			w.counts["handover refused"]++

@@ -139,6 +139,8 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 		}
 	}
 	x.pull = by
+	lends := w.truth.lends(repositoryOf(name), p.namespace)
+	fenced := w.truth.fenced(w.question(p, unknown, repositoryOf(name), password))
 	p.asksFor(name)
 	may := w.judged(p, name, password)
 	req := &runtimeapi.PullImageRequest{
@@ -153,6 +155,10 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 	w.interrupted(x, func(ctx context.Context) {
 		err = w.call(ctx, runtimeapi.ImageService_PullImage_FullMethodName, req, &resp)
 	}, func() {
+		w.lentTo(p, name, by, lends)
+		if fenced && by.served {
+			w.fail("safety: a pull of %s by %s, which a file excludes, is sent to the registry", name, p.uid)
+		}
 		maps.Copy(may, w.judged(p, name, password))
 		c := contentOf(resp.GetImageRef())
 		switch {

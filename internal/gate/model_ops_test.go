@@ -89,6 +89,7 @@ const (
 	opWait                         // time passes
 	// an image is signed or its signature removed, the policy gets another key, or pullgate-policyd stops
 	opSign
+	opAccess // an operator changes the files of kind ImageAccess
 	opKinds
 )
 
@@ -141,7 +142,7 @@ var opNames = [...]string{
 	"import into the runtime", "push", "push a checkpoint", "change a Secret", "recreate a Secret", "revoke", "accept",
 	"forget", "change the policy", "end the pod", "restart the kubelet", "restart", "kill", "kill and lose the store",
 	"end the distrust", "restart the runtime", "begin or end an outage", "release a slow call", "cancel a slow call",
-	"end a late call", "wait", "change signatures",
+	"end a late call", "wait", "change signatures", "change files of access",
 }
 
 func (o op) String() string {
@@ -167,6 +168,7 @@ var opWeights = [opKinds]int{
 	opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20, opRotate: 14, opRecreate: 4,
 	opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6, opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2,
 	opTrust: 4, opRuntimeRestart: 5, opOutage: 14, opRelease: 40, opCancel: 8, opLate: 14, opWait: 14, opSign: 24,
+	opAccess: 16,
 }
 
 // Names and contents that are used more often make interactions between operations more likely.

@@ -97,6 +97,7 @@ type registryPull struct {
 	departures int         // number of images that had left the node
 	served     bool        // the registry returned the image
 	proof      *modelProof // what that proved, if it did
+	lent       bool        // the gate has put a credential into it
 	lost       bool        // the store that contained the pull was lost
 }
 
@@ -314,7 +315,11 @@ func (r *modelRuntime) answer(request proto.Message, x *interruption) (proto.Mes
 	case *runtimeapi.ListImagesRequest:
 		return r.listImages(), nil
 	case *runtimeapi.PullImageRequest:
-		return r.pullImage(q.GetImage().GetImage(), q.GetAuth().GetPassword(), x)
+		password := q.GetAuth().GetPassword()
+		if x != nil && x.pull != nil && x.pull.password == "" && password != "" {
+			x.pull.password, x.pull.lent = password, true
+		}
+		return r.pullImage(q.GetImage().GetImage(), password, x)
 	case *runtimeapi.RemoveImageRequest:
 		if c, ok := r.resolve(q.GetImage().GetImage()); ok {
 			r.remove(c)

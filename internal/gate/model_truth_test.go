@@ -49,6 +49,7 @@ const (
 	byProof     reasonKind = "proof"
 	bySecret    reasonKind = "secret"
 	byGrant     reasonKind = "grant"
+	byFile      reasonKind = "file"
 	byContainer reasonKind = "container" // the container was started before the store was lost
 )
 
@@ -84,6 +85,7 @@ type truth struct {
 	proofs      map[pair][]*modelProof
 	grants      map[string]map[pair][]reason
 	revocations []revocation
+	files       []modelFile              // in force
 	live        map[pair]map[string]bool // passwords that must be allowed without a registry
 }
 
@@ -126,6 +128,13 @@ func allowlisted(repository string) bool {
 
 // why returns the reasons for which a pod may use a pair now, none if it may not use the pair.
 func (t *truth) why(q question) (all []reason) {
+	if t.fenced(q) {
+		return nil
+	}
+	if t.shares(q.repository, q.namespace) && (t.open[q.pair] || slices.ContainsFunc(t.proofs[q.pair],
+		func(p *modelProof) bool { return t.validity == 0 || time.Since(p.at) < t.validity+t.grace })) {
+		all = append(all, reason{kind: byFile})
+	}
 	if t.mode == policy.ModeNeverVerify {
 		all = append(all, reason{kind: byPolicy})
 	}
@@ -182,7 +191,7 @@ func (t *truth) asked(q question) []reason {
 		return why
 	}
 	for _, r := range why {
-		if slices.Contains([]reasonKind{byPolicy, byExemption, byAllowlist, byGrant}, r.kind) {
+		if slices.Contains([]reasonKind{byPolicy, byExemption, byAllowlist, byFile, byGrant}, r.kind) {
 			continue // an unverified use leaves nothing
 		}
 		t.grant(q.uid, q.pair, r)
@@ -341,7 +350,7 @@ func (t *truth) lost() {
 // used notes that a pod creates a container, or has started one, and keeps its grant for any reason that allowed it.
 func (t *truth) used(q question) {
 	for _, r := range t.why(q) {
-		if r.kind != byGrant {
+		if r.kind != byGrant && r.kind != byFile {
 			t.grant(q.uid, q.pair, r)
 		}
 	}

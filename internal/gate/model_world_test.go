@@ -133,7 +133,11 @@ func (w *modelWorld) must(err error) {
 
 // run runs a world and returns the failure, "" if there is none.
 func (w *modelWorld) run(ops []op) string {
-	defer func() { _ = os.Remove(w.path) }()
+	defer func() {
+		for _, suffix := range []string{"", ".access", ".lend"} {
+			_ = os.Remove(w.path + suffix)
+		}
+	}()
 	for len(ops) > 0 && ops[0].kind == opImportFirst {
 		w.apply(ops[0])
 		ops = ops[1:]
@@ -375,6 +379,8 @@ func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all
 	}
 	return all, true
 }
+
+func (modelSource) ServiceAccount(string, string) string { return "" }
 
 func (modelSource) Candidates(map[string]string, imageref.Ref) ([]string, bool) { return nil, false }
 

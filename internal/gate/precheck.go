@@ -199,12 +199,14 @@ func image(i *runtimeapi.Image) tracker.Image {
 }
 
 // A PodSource has facts about pods that the CRI does not have. A missing one makes verdicts stricter.
-type PodSource interface {
+type PodSource interface { //nolint:interfacebloat // one source has four kinds of facts
 	// PullPolicies returns the imagePullPolicy of each use of an image by the pod, if the source has the pod.
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
 	// Secrets returns the known credentials of the pod's pull secrets for an image, in a kubelet's order. The first
 	// credential.MaxOffers are considered; one more says that there are more. Secrets may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
+	// ServiceAccount returns the name of the service account of a pod in a namespace, "" if it is not known.
+	ServiceAccount(uid, namespace string) string
 	// Candidates returns the UIDs of the pods that may have sent a pre-check; ok is false if there may be others.
 	Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool)
 }

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,7 @@ type pullCall struct {
 	quiet      bool                  // that state is known
 	unendorsed bool                  // it is hidden because the image lacked an endorsement
 	noPod      bool                  // crictl, kubeadm
+	loan       loan                  // a lent credential; sent is without it
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved
@@ -87,6 +89,9 @@ func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
 	p := g.pullCall(g.newCall(ctx, "PullImage"), req)
+	if err := g.fencedPull(p); err != nil {
+		return nil, err
+	}
 	p.state, p.quiet = g.changes.quiet()
 	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry
 	if p.revalidation = p.revalidation && p.present.ID != ""; p.revalidation {
@@ -138,6 +143,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	if !p.anonymous {
 		g.secrets(ctx, p.use)
 	}
+	p.loan = g.lend(p)
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
@@ -164,6 +170,9 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	}
 	defer g.ended(pull.Lost) // for every return, or panic, that reports no other end
 
+	if err := p.loan.add(c); err != nil {
+		return nil, err
+	}
 	raw, err := g.changes.forward(ctx, c)
 	out, v := outcomeOf(err), tracker.Verdict{}
 	var (
@@ -178,7 +187,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	} else if out.definite(err) {
 		end := pull.Refused
 		if out == pullDenied {
-			end = func() error { return pull.Denied(p.present, p.sent) }
+			end = func() error { return pull.Denied(p.present, cmp.Or(p.loan.sent, p.sent)) }
 		}
 		g.ended(end)
 	}
@@ -203,7 +212,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 			append(p.keys(), "outcome", out.label(), "inGrace", v.InGrace)...)
 		return g.answerFromNode(ctx, p)
 	}
-	return nil, err
+	return nil, p.loan.failed(p, out, err)
 }
 
 // mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. A pull that
@@ -231,7 +240,11 @@ func (g *Gate) verified(
 			p.keys()...)
 		return tracker.Verdict{}, pullError, tracker.Image{}
 	}
-	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Sent: p.sent, Secrets: p.known, Pod: p.pod})
+	if p.loan.file != "" {
+		v, err = g.lentProof(ctx, pull, p, pulled)
+	} else {
+		v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Sent: p.sent, Secrets: p.known, Pod: p.pod})
+	}
 	if err != nil {
 		g.c.Log.Error(err, "Failed to write a pull record: the image needs proof from every other pod",
 			"image", p.name.String())
@@ -279,7 +292,9 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 
 func (g *Gate) pullEnded(p *pullCall, v tracker.Verdict, out outcome, signed admission.Decision) {
 	d := p.decision(v)
-	d.Outcome, d.Admission = out.label(), signed
+	if d.Outcome, d.Admission = out.label(), signed; v.First {
+		g.c.Metrics.Use(v.Reason)
+	}
 	g.note(d)
 }
 

@@ -33,7 +33,10 @@ type fakeSource struct {
 type sourcePod struct {
 	policies []string
 	secrets  map[records.SecretRef]string // to the password
+	account  string
 }
+
+func (f *fakeSource) ServiceAccount(uid, _ string) string { return f.pods[uid].account }
 
 func (f *fakeSource) PullPolicies(uid string, image imageref.Ref) ([]string, bool) {
 	p, ok := f.pods[uid]

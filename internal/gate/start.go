@@ -129,7 +129,7 @@ func (g *Gate) mayUseInstead(ctx context.Context, n *candidate) error {
 		r = tracker.Request{Image: n.image, Substituted: true, Using: true, Except: n.name.Repository()}
 	}
 	d := g.decide(ctx, u, r, g.c.Tracker.Check)
-	g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
+	g.measure(d)
 	n.own = &d
 	if d.Verdict.Allowed() {
 		return nil

@@ -34,15 +34,8 @@ func ParseDockercfg(payload []byte, k Key) (Sealed, error) {
 
 // parse reads a payload into file, which contains found.
 func parse(payload []byte, k Key, file any, found *auths) (Sealed, error) {
-	if len(payload) > MaxPayload {
-		return Sealed{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, len(payload), MaxPayload)
-	}
-	// The error of encoding/json quotes the content, so it is not wrapped.
-	if err := json.Unmarshal(payload, file); err != nil {
-		if found.many {
-			return Sealed{}, fmt.Errorf("%w: more than %d entries", ErrTooLarge, MaxEntries)
-		}
-		return Sealed{}, ErrMalformed
+	if err := unmarshal(payload, file, found); err != nil {
+		return Sealed{}, err
 	}
 	var entries []entry
 	for key, a := range found.byKey {
@@ -51,6 +44,43 @@ func parse(payload []byte, k Key, file any, found *auths) (Sealed, error) {
 		}
 	}
 	return newSealed(entries), nil
+}
+
+func unmarshal(payload []byte, file any, found *auths) error {
+	if len(payload) > MaxPayload {
+		return fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, len(payload), MaxPayload)
+	}
+	// The error of encoding/json quotes the content, so it is not wrapped.
+	if err := json.Unmarshal(payload, file); err != nil {
+		if found.many {
+			return fmt.Errorf("%w: more than %d entries", ErrTooLarge, MaxEntries)
+		}
+		return ErrMalformed
+	}
+	return nil
+}
+
+// DockerConfigLogin returns what a kubelet would send first for an image of a repository: the login of the most
+// specific entry of a config.json that is not anonymous, with user name and password. ok is false if there is none,
+// also if the patterns are too many to compare. The errors are those of ParseDockerConfigJSON.
+func DockerConfigLogin(payload []byte, repository string) (l Login, ok bool, err error) {
+	var file struct {
+		Auths auths `json:"auths"`
+	}
+	if err := unmarshal(payload, &file, &file.Auths); err != nil {
+		return Login{}, false, err
+	}
+	var entries []entry
+	for key, a := range file.Auths.byKey {
+		if p, ok := parseKey(key); ok && !a.credential.Anonymous() {
+			entries = append(entries, entry{p, ID(key)}) // the key of the file in place of an ID
+		}
+	}
+	offers, _ := SealedKeyring{newSealed(entries)}.First(repository, 1)
+	if len(offers) == 0 {
+		return Login{}, false, nil
+	}
+	return file.Auths.byKey[string(offers[0].ID)].login, true, nil
 }
 
 // auths is a JSON object of entries. It stops at MaxEntries, so that the memory for a payload stays near its size.
@@ -94,7 +124,10 @@ func (a *auths) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-type account struct{ credential Credential }
+type account struct {
+	login      Login
+	credential Credential
+}
 
 // UnmarshalJSON reads the fields that kubelets read and send.
 func (a *account) UnmarshalJSON(data []byte) error {
@@ -114,7 +147,8 @@ func (a *account) UnmarshalJSON(data []byte) error {
 		}
 	}
 	// As in the kubelet's call to the runtime: only these two fields are set.
-	a.credential = New(Login{Username: fields.Username, Password: fields.Password})
+	a.login = Login{Username: fields.Username, Password: fields.Password}
+	a.credential = New(a.login)
 	return nil
 }
 

@@ -24,7 +24,7 @@ type Handler func(ctx context.Context, c *Call) (response []byte, err error)
 // A Call is one unary call, for its [Handler]. It is used by one goroutine.
 type Call struct {
 	Method   string // full, like /runtime.v1.ImageService/PullImage
-	Request  []byte // as it came, until Forward; not to be changed
+	Request  []byte // as it came, until Forward; a handler may replace it, and must not change its bytes
 	Upstream *Upstream
 
 	// Of the runtime's answer; they go with ours.

@@ -25,6 +25,7 @@ const (
 	Absent           Reason = "absent"            // the runtime does not have the image; the caller's rule
 	ExemptStaticPod  Reason = "exempt_static_pod" // Allow
 	ExemptNamespace  Reason = "exempt_namespace"  // Allow
+	Fenced           Reason = "fenced"            // Reverify, whatever the policy: a file excludes the pod
 	RecordUnreadable Reason = "record_unreadable" // Reverify, whatever the policy
 	NeverVerify      Reason = "never_verify"      // Allow
 	ImageIDName      Reason = "image_id_name"     // Reverify: an image ID is not a name
@@ -34,6 +35,8 @@ const (
 	Granted          Reason = "granted"           // Allow
 	Proved           Reason = "proved"            // Allow
 	ProvedInGrace    Reason = "proved_in_grace"   // Allow: the proof has expired, but the registry cannot be asked
+	Shared           Reason = "shared"            // Allow: a file shares the access that others have proved
+	Lent             Reason = "lent"              // Allow: the same, and pulls get a credential
 	ProofExpired     Reason = "proof_expired"     // Reverify: the proof has to be renewed
 	NotProved        Reason = "not_proved"        // Reverify: there is a record, without the pod's credentials
 	Pulling          Reason = "pulling"           // Reverify: there is only a pull intent
@@ -43,8 +46,8 @@ const (
 // Reasons returns all reasons.
 func Reasons() []Reason {
 	return []Reason{
-		Absent, ExemptStaticPod, ExemptNamespace, RecordUnreadable, NeverVerify, ImageIDName, Allowlisted,
-		Preloaded, Open, Granted, Proved, ProvedInGrace, ProofExpired, NotProved, Pulling, Untracked,
+		Absent, ExemptStaticPod, ExemptNamespace, Fenced, RecordUnreadable, NeverVerify, ImageIDName, Allowlisted,
+		Preloaded, Open, Granted, Proved, ProvedInGrace, Shared, Lent, ProofExpired, NotProved, Pulling, Untracked,
 	}
 }
 
@@ -73,6 +76,9 @@ type Evidence struct {
 	Proved     bool   // one of the pod's credentials is in the record and still valid
 	InGrace    bool   // one of them was, has expired, and counts during its grace because the registry cannot be asked
 	Expired    bool   // one of them was, and it has expired
+	Fenced     bool   // a file excludes the pod from the image
+	Shared     bool   // a file lets the pod use what others have proved, and a proof of anybody is valid
+	Lent       bool   // the same, by a file that lends a credential
 }
 
 // A Decision is a verdict and the rule that led to it. The zero value denies.
@@ -91,6 +97,8 @@ func (p Policy) Judge(e Evidence) Decision {
 		return allow(ExemptStaticPod)
 	case e.Exempt == ExemptedNamespace:
 		return allow(ExemptNamespace)
+	case e.Fenced:
+		return reverify(Fenced)
 	case e.Unreadable:
 		return reverify(RecordUnreadable)
 	case p.Mode() == ModeNeverVerify:
@@ -109,6 +117,10 @@ func (p Policy) Judge(e Evidence) Decision {
 		return allow(Proved)
 	case e.InGrace:
 		return allow(ProvedInGrace)
+	case e.Shared:
+		return allow(Shared)
+	case e.Lent:
+		return allow(Lent)
 	case e.Expired:
 		return reverify(ProofExpired)
 	case e.Tracked, e.Preloaded:

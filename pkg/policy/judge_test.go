@@ -11,12 +11,13 @@ import (
 func everyEvidence(yield func(policy.Evidence) bool) {
 	for _, exempt := range []policy.Exemption{policy.NotExempt, policy.StaticPod, policy.ExemptedNamespace, 99} {
 		for _, repository := range []string{"", "repo.test/listed", "repo.test/other"} {
-			for bits := range 1 << 10 {
+			for bits := range 1 << 13 {
 				on := func(i int) bool { return bits>>i&1 == 1 }
 				e := policy.Evidence{
 					Exempt: exempt, Repository: repository,
 					Unreadable: on(0), ByID: on(1), Preloaded: on(2), Tracked: on(3),
 					Pulling: on(4), Open: on(5), Granted: on(6), Proved: on(7), InGrace: on(8), Expired: on(9),
+					Fenced: on(10), Shared: on(11), Lent: on(12),
 				}
 				if !yield(e) {
 					return
@@ -43,8 +44,8 @@ func mayUse(p policy.Policy, e policy.Evidence) bool {
 	exempt := e.Exempt == policy.StaticPod || e.Exempt == policy.ExemptedNamespace
 	needsNoProof := p.Mode() == "NeverVerifyPreloadedImages" && e.Preloaded ||
 		p.Mode() == "NeverVerifyAllowlistedImages" && p.Allowlisted("repo.test/listed") && e.Repository == "repo.test/listed"
-	proof := e.Open || e.Granted || e.Proved || e.InGrace
-	return exempt || !e.Unreadable && (p.Mode() == "NeverVerify" || !e.ByID && (needsNoProof || proof))
+	proof := e.Open || e.Granted || e.Proved || e.InGrace || e.Shared || e.Lent
+	return exempt || !e.Fenced && !e.Unreadable && (p.Mode() == "NeverVerify" || !e.ByID && (needsNoProof || proof))
 }
 
 // grounds has for each reason the condition of a decision with that reason, in the order of the rules: the first
@@ -64,6 +65,7 @@ var grounds = []struct {
 	) bool {
 		return e.Exempt == policy.ExemptedNamespace
 	}},
+	{"fenced", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Fenced }},
 	{"record_unreadable", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Unreadable }},
 	{"never_verify", policy.Allow, func(p policy.Policy, _ policy.Evidence) bool { return p.Mode() == "NeverVerify" }},
 	{"image_id_name", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.ByID }},
@@ -77,6 +79,8 @@ var grounds = []struct {
 	{"granted", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Granted }},
 	{"proved", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Proved }},
 	{"proved_in_grace", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.InGrace }},
+	{"shared", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Shared }},
+	{"lent", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Lent }},
 	{"proof_expired", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Expired }},
 	{"not_proved", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Tracked || e.Preloaded }},
 	{"pulling", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Pulling }},
@@ -126,7 +130,8 @@ func TestJudgeIsMonotonic(t *testing.T) {
 				"open": func(e *policy.Evidence) { e.Open = true }, "granted": func(e *policy.Evidence) { e.Granted = true },
 				"proved": func(e *policy.Evidence) { e.Proved = true }, "in grace": func(e *policy.Evidence) { e.InGrace = true },
 				"expired": func(e *policy.Evidence) { e.Expired = true },
-				"exempt":  func(e *policy.Evidence) { e.Exempt = policy.StaticPod },
+				"shared":  func(e *policy.Evidence) { e.Shared = true }, "lent": func(e *policy.Evidence) { e.Lent = true },
+				"exempt": func(e *policy.Evidence) { e.Exempt = policy.StaticPod },
 			} {
 				with := e
 				if more(&with); allowed && p.Judge(with).Verdict != policy.Allow {
@@ -136,6 +141,7 @@ func TestJudgeIsMonotonic(t *testing.T) {
 			for name, less := range map[string]func(*policy.Evidence){
 				"unreadable": func(e *policy.Evidence) { e.Unreadable = true }, "by ID": func(e *policy.Evidence) { e.ByID = true },
 				"expired": func(e *policy.Evidence) { e.Expired = true },
+				"fenced":  func(e *policy.Evidence) { e.Fenced = true },
 			} {
 				with := e
 				if less(&with); !allowed && p.Judge(with).Verdict == policy.Allow {

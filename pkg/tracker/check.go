@@ -37,6 +37,8 @@ type Request struct {
 	// depends only on the policy (NeverVerify, the allowlist, an exemption) leaves a grant: after a change of the rules a
 	// pod keeps only what it has used.
 	Using bool
+	// ServiceAccount is the name of the pod's service account, "" if it is not known.
+	ServiceAccount string
 	// Unasked says that the registry cannot be reached, or will not be asked: an expired proof counts during the grace.
 	Unasked bool
 }
@@ -58,6 +60,9 @@ type Verdict struct {
 	InGrace bool
 	// First says that this Allow created the pod's grant for the pair, or is its first Allow by policy without a grant.
 	First bool
+	// Access is the name of the file by which the verdict is Fenced, Shared or Lent, "" for other verdicts; AccessAudit of
+	// the file that would turn the verdict if it were enforced.
+	Access, AccessAudit string
 }
 
 // Allowed reports whether the pod may use the image.
@@ -75,11 +80,15 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 // A question is a request with what is worked out once for all its pairs.
 type question struct {
 	Request
-	rules *Rules // SetRules affects all of a judgement or nothing
+	rules  *Rules // SetRules affects all of a judgement or nothing
+	access Access // nil if there is none
 }
 
 func (t *Tracker) question(r Request) question {
 	q := question{Request: r, rules: t.rules.Load()}
+	if a := t.access.Load(); a != nil {
+		q.access = *a
+	}
 	q.Secrets = r.Secrets[:min(len(r.Secrets), credential.MaxOffers)]
 	q.Sent = t.sent(r.Sent, r.Pod)
 	return q
@@ -320,7 +329,7 @@ func (j *judgement) judge(q *question, f *facts, record *records.Record, now tim
 	if q.Name.Empty() || q.Name.Parsed() {
 		e.Exempt = q.rules.exemption(q.Pod)
 	}
-	j.evidence, j.Decision = e, q.rules.Policy.Judge(e)
+	j.decide(q, e, record, now)
 	j.Proved, j.InGrace, j.Credential = e.Proved || e.InGrace, e.InGrace && !e.Proved, ""
 	switch j.Reason {
 	case policy.Granted:
@@ -335,9 +344,9 @@ func (j *judgement) judge(q *question, f *facts, record *records.Record, now tim
 // may change.
 func (r *Request) leavesGrant(reason policy.Reason) bool {
 	if r.Name.Empty() {
-		return !byPolicy(reason) && reason != policy.Preloaded
+		return !byPolicy(reason) && !byAccess(reason) && reason != policy.Preloaded
 	}
-	return !byPolicy(reason) || r.Using
+	return !byAccess(reason) && (!byPolicy(reason) || r.Using)
 }
 
 // allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image a further name

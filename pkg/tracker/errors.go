@@ -42,6 +42,9 @@ var (
 	ErrStore = errors.New("tracker: the store of pull records cannot be written")
 )
 
-var errRevokedSince = errors.New("tracker: what allowed the container may have been revoked since it was created")
+var (
+	errRevokedSince = errors.New("tracker: what allowed the container may have been revoked since it was created")
+	errByFile       = errors.New("tracker: the container may have been allowed by a file, and does not show its name")
+)
 
 func unwritten(err error) error { return fmt.Errorf("%w: %w", ErrStore, err) }

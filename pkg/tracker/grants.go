@@ -33,6 +33,9 @@ func byPolicy(r policy.Reason) bool {
 	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
 }
 
+// byAccess reports whether a verdict depends on a file that shares what others have proved. It leaves no grant.
+func byAccess(r policy.Reason) bool { return r == policy.Shared || r == policy.Lent }
+
 func (t *Tracker) addGrantLocked(uid string, p records.Pair, g grant) {
 	if uid == "" {
 		return
@@ -65,7 +68,8 @@ func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 //
 // The proof that allowed the pod is unknown. So there is no grant for a pair of which anything was revoked since the
 // container was created, and, if anything at all was revoked since then, none without a name and none for a pair
-// without a record or with a younger one. There is none for a container from the future.
+// without a record or with a younger one. There is none for a container from the future, nor for a pair that a file of
+// [Access] may have allowed the pod: such a right leaves no grant.
 func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time) {
 	t.noteTime(created)
 	if img.ID == "" {
@@ -80,7 +84,7 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 	g := grant{Reason: policy.Granted, Created: created, Unnamed: name.Empty()}
 	t.turn.Lock() // no revocation happens between reading the records and adding the grants
 	defer t.turn.Unlock()
-	pairs, err := t.restorable(name, img, created)
+	pairs, err := t.restorable(name, img, p.Namespace, created)
 	if err != nil {
 		t.log.Info("Failed to restore grants: the pod must prove access again", "imageID", img.ID, "pod", p.UID, "err", err)
 		return
@@ -92,7 +96,9 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 	}
 }
 
-func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (pairs []records.Pair, err error) {
+func (t *Tracker) restorable(
+	name imageref.Ref, img Image, namespace string, created time.Time,
+) (pairs []records.Pair, err error) {
 	last, err := t.store.LastRevoked()
 	switch {
 	case err != nil:
@@ -101,6 +107,12 @@ func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (p
 		return nil, errRevokedSince
 	}
 	for p := range pairsFor(name, img) {
+		if a := t.access.Load(); a != nil && (*a).MayGrant(p.Repository, namespace) {
+			if name.Empty() {
+				return nil, errByFile // which of the repositories the pod has used is not known
+			}
+			continue // the pod may have started the container by that right alone
+		}
 		f, err := t.store.Lookup(p)
 		if err != nil {
 			return nil, err

@@ -85,7 +85,8 @@ type Tracker struct {
 	options     Options // except for the rules
 	log         klog.Logger
 	rules       atomic.Pointer[Rules]
-	revocations atomic.Uint64 // see Revocations
+	access      atomic.Pointer[Access] // nil if there is none
+	revocations atomic.Uint64          // see Revocations
 
 	turn sync.Mutex // see the package comment
 

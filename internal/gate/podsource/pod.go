@@ -44,6 +44,7 @@ type Pod struct {
 	uses        []Use
 	secrets     []key       // those that the pod names, in the pod's order
 	cut         bool        // the pod names more
+	account     string      // its service account
 	ended       bool        // its containers have ended, and no container will be started
 	from        *secrets    // their contents
 	view        *view       // nil if no policy uses a field
@@ -108,8 +109,8 @@ func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Se
 func podOf(api *corev1.Pod) *Pod {
 	p := &Pod{
 		Pod:         tracker.Pod{UID: string(api.UID), Namespace: api.Namespace, Name: api.Name},
-		annotations: hash(api.Annotations),
-		ended:       api.Status.Phase == corev1.PodSucceeded || api.Status.Phase == corev1.PodFailed,
+		annotations: hash(api.Annotations), account: api.Spec.ServiceAccountName,
+		ended: api.Status.Phase == corev1.PodSucceeded || api.Status.Phase == corev1.PodFailed,
 	}
 	for _, i := range podfile.ImagesOf(&api.Spec) {
 		if ref := imageref.New(i.Name); ref.Parsed() && len(p.uses) < maxUses {

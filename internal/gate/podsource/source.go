@@ -228,6 +228,14 @@ func (s *Source) PullPolicies(uid string, image imageref.Ref) (policies []string
 	return policies, known
 }
 
+// ServiceAccount returns the name of the service account of a pod in a namespace, "" if it is not known.
+func (s *Source) ServiceAccount(uid, namespace string) string {
+	if p, known := s.ByUID(uid); known && p.Namespace == namespace {
+		return p.account
+	}
+	return ""
+}
+
 // Secrets returns the known credentials of a pod's pull secrets, and whether the list is complete. It awaits the pod.
 func (s *Source) Secrets(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
 	p, _ := s.Await(ctx, uid)

@@ -171,7 +171,10 @@ var ErrTooLarge = errors.New("too large")
 
 // Read returns the content of a regular file of at most limit bytes; a longer one is [ErrTooLarge]. Anything else than
 // a regular file is an error; it is never waited for.
-func Read(path string, limit int64) ([]byte, error) {
+func Read(path string, limit int64) ([]byte, error) { return ReadIf(path, limit, nil) }
+
+// ReadIf is Read of a file that check accepts; nil accepts all. The error is that of check.
+func ReadIf(path string, limit int64, check func(fs.FileInfo) error) ([]byte, error) {
 	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -180,6 +183,9 @@ func Read(path string, limit int64) ([]byte, error) {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s: not a regular file", path)
+	}
+	if err == nil && check != nil {
+		err = check(info)
 	}
 	var content []byte
 	if err == nil {

@@ -65,9 +65,19 @@ func (s *Server) judge(
 			c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, who.UID, name)
 		}
 	}
+	account := ""
+	if s.c.PodSource != nil && who.UID != "" {
+		account = s.c.PodSource.ServiceAccount(who.UID, who.Namespace)
+	}
 	c.Explanation = s.c.Tracker.Explain(ctx, tracker.Request{
 		Pod: identity(who), Name: name, Image: present, Secrets: c.Secrets, Unasked: c.PullPolicy == tracker.PullNever,
+		ServiceAccount: account,
 	})
+	if c.Reason == policy.Absent { // a Fence needs no image
+		if c.Access = s.c.Tracker.Fences(identity(who), name.Repository(), account); c.Access != "" {
+			c.Reason, c.Pair.Repository = policy.Fenced, name.Repository()
+		}
+	}
 	if refused != nil {
 		c.Decision, c.Evidence.ByID = *refused, true
 	}

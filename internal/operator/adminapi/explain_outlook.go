@@ -50,6 +50,9 @@ func (c explanation) withIfNotPresent() string {
 	switch c.Reason {
 	case policy.Absent:
 		return "the kubelet pulls the image " + outcome
+	case policy.Fenced:
+		return "the image is hidden: the kubelet gets the answer that it is absent, and its pull is refused without the " +
+			"registry; the pod stays in ErrImagePull and ImagePullBackOff"
 	case policy.ImageIDName:
 		return "the image is hidden: the kubelet gets the answer that it is absent, and tries to pull " + c.Image.String() +
 			" from a registry, and the pod stays in ErrImagePull and ImagePullBackOff"
@@ -89,6 +92,8 @@ func (c explanation) withNever() string {
 
 func (c explanation) withAlways() string {
 	switch {
+	case c.Reason == policy.Fenced:
+		return "the pull is refused without the registry, and the pod stays in ErrImagePull"
 	case c.Reason == policy.ImageIDName:
 		return "the kubelet pulls " + c.Image.String() + " from a registry, and the pod stays in ErrImagePull"
 	case !c.Allowed():
@@ -144,6 +149,11 @@ func (c explanation) denials() []string {
 	case policy.Open:
 		return []string{revoke + " closes it for every pod. A pull without a credential, or with a credential of the node, " +
 			"opens it again."}
+	case policy.Shared, policy.Lent:
+		return []string{
+			"Remove the pod from the file " + c.Access + " of kind ImageAccess, or the file. The right ends within seconds.",
+			revoke + " removes the proofs that it depends on.",
+		}
 	case policy.Granted:
 		return []string{
 			"The grant ends with the pod's last sandbox.",
@@ -162,6 +172,8 @@ func (c explanation) denials() []string {
 func (c explanation) permissions() (all []string) {
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	switch c.Reason {
+	case policy.Fenced:
+		add("Add the pod to the file %s of kind ImageAccess. Its own credential does not help.", c.Access)
 	case policy.ImageIDName:
 		where := ""
 		if repositories := (tracker.Image{Names: c.Names}).Repositories(); len(repositories) > 0 {
@@ -252,6 +264,8 @@ func (c explanation) addMark(add func(string, ...any)) {
 func (c explanation) Summary(image string) (text string) {
 	denied, undecided := c.denied(), c.undecided()
 	switch {
+	case c.Reason == policy.Fenced:
+		text = fmt.Sprintf("%s may not use %s: denied by the file %s of kind ImageAccess", upper(c.who()), image, c.Access)
 	case len(denied) > 0 && denied[0].Answer == admission.Unverified:
 		text = fmt.Sprintf("%s cannot start with %s before its signatures are verified for %s", upper(c.who()), image,
 			by(denied[0]))
@@ -275,11 +289,15 @@ func (c explanation) Summary(image string) (text string) {
 	}
 	if c.Shadow && c.needsProof() {
 		text += ". In shadow mode the missing proof denies nothing"
+	} else if c.Shadow && c.Reason == policy.Fenced {
+		text += ". In shadow mode it denies nothing"
 	}
 	return text + "."
 }
 
-func (c explanation) needsProof() bool { return !c.Allowed() && c.Reason != policy.Absent }
+func (c explanation) needsProof() bool {
+	return !c.Allowed() && c.Reason != policy.Absent && c.Reason != policy.Fenced
+}
 
 // stateNeedsProof is the state of an image that a pull has to bring: a proof, or signatures that are verified.
 const stateNeedsProof = "needs proof"
@@ -297,6 +315,9 @@ func (c explanation) pullSecrets() (names []string) {
 // only reported would deny if policies were enforced.
 func (c explanation) State(reported func(admission.Finding) bool) string {
 	unknown, unproved := c.Reason == policy.Absent, c.needsProof()
+	if c.Reason == policy.Fenced {
+		return "denied by " + c.Access
+	}
 	for _, e := range c.Policies {
 		for _, f := range e.Findings {
 			switch {

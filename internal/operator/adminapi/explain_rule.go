@@ -159,6 +159,15 @@ func (c explanation) Rule() string {
 	case policy.RecordUnreadable:
 		return fmt.Sprintf("The stored record of %s is unreadable (%v). An unreadable record needs proof under every policy.",
 			repository, c.Unreadable)
+	case policy.Fenced:
+		return fmt.Sprintf("The file %s of kind ImageAccess reserves %s (grant: Fence), and %s is not in its from.",
+			c.Access, repository, c.who())
+	case policy.Shared:
+		return fmt.Sprintf("The file %s of kind ImageAccess shares %s (grant: Share) with %s: %s.", c.Access, repository,
+			c.who(), c.shared())
+	case policy.Lent:
+		return fmt.Sprintf("The file %s of kind ImageAccess lends %s a credential for %s (grant: Lend): %s.", c.Access,
+			c.who(), repository, c.shared())
 	case policy.NeverVerify:
 		return "The policy NeverVerify requires no proof."
 	case policy.ImageIDName:
@@ -188,6 +197,21 @@ func (c explanation) Rule() string {
 			"absent, so the kubelet pulls, and the pull proves access again.", upper(c.who()))
 	}
 	return "The rule is " + string(c.Reason) + "."
+}
+
+// shared says on which proof of others a right by a file depends.
+func (c explanation) shared() string {
+	r := c.Known.Record
+	if r == nil || r.Open {
+		return "the image is open"
+	}
+	valid := 0
+	for _, p := range r.Proofs {
+		if expires := c.Rules.Expires(p); expires.IsZero() || time.Now().Before(expires.Add(c.Rules.Grace)) {
+			valid++
+		}
+	}
+	return count(valid, "credential") + " proved access to it, and the right lasts while one proof is valid"
 }
 
 func upper(s string) string { return strings.ToUpper(s[:min(1, len(s))]) + s[min(1, len(s)):] }

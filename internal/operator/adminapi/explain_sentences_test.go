@@ -85,6 +85,8 @@ func provedAs(c credential.ID, standing tracker.CredentialStatus) change {
 	return func(e *tracker.Explanation) { e.Credential, e.Statuses = c, []tracker.CredentialStatus{standing} }
 }
 
+func byFile(name string) change { return func(e *tracker.Explanation) { e.Access = name } }
+
 func ruled(r tracker.Rules) change { return func(e *tracker.Explanation) { e.Rules = r } }
 
 func marked(origin string) change {
@@ -135,6 +137,10 @@ func cases() []struct {
 	}
 	return []c{
 		one("absent", web, judged(policy.Absent, false)),
+		one("fenced", web, judged(policy.Fenced, false, byFile("ecr"))),
+		one("shared", web, judged(policy.Shared, true, provedBy(alice, bob), byFile("base"))),
+		one("shared, open", web, judged(policy.Shared, true, record(records.Record{Open: true}), byFile("base"))),
+		one("lent", web, judged(policy.Lent, true, provedBy(alice), byFile("base"))),
 		one("static pod", tracker.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true},
 			judged(policy.ExemptStaticPod, true)),
 		one("exempt namespace", web, judged(policy.ExemptNamespace, true)),

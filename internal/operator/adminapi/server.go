@@ -56,13 +56,15 @@ type Pods interface {
 }
 
 // A PodSource has facts about a pod that the CRI does not provide, and reports which facts it does not have.
-type PodSource interface { //nolint:interfacebloat // one source has four kinds of facts
+type PodSource interface { //nolint:interfacebloat // one source has five kinds of facts
 	// Find returns the pods with the UID or, if it is "", with the namespace and name.
 	Find(uid, namespace, name string) []tracker.Pod
 	// Pods returns all pods, with the images that they use.
 	Pods() []podsource.Listed
 	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
 	Uses(uid string, image imageref.Ref) (uses []podsource.Use, known bool)
+	// ServiceAccount returns the name of the pod's service account, "" if it is not known.
+	ServiceAccount(uid, namespace string) string
 	// Secrets returns the credentials for an image, and whether the list is complete. It may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
 }

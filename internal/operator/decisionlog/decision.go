@@ -69,6 +69,8 @@ type written struct {
 	Dropped      uint64  `json:"dropped,omitempty"`
 	Container    string  `json:"container,omitempty"`
 	Digest       string  `json:"digest,omitempty"`
+	Access       string  `json:"access,omitempty"`
+	AccessAudit  string  `json:"accessAudit,omitempty"`
 	PolicyHash   string  `json:"policyHash,omitempty"`
 
 	Policies []finding `json:"policies,omitempty"`
@@ -151,7 +153,7 @@ func (e *entry) line(dropped uint64) ([]byte, error) {
 		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name},
 		PullPolicy: d.PullPolicy, Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
 		Container: d.Container, Digest: cmp.Or(digestOf(d.Admission), d.Digest), PolicyHash: d.Admission.PolicyHash,
-		Policies: findingsOf(d.Admission),
+		Policies: findingsOf(d.Admission), Access: v.Access, AccessAudit: v.AccessAudit,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("write a decision as JSON: %w", err)

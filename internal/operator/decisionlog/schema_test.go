@@ -27,7 +27,7 @@ func whole() decisionlog.Decision {
 		Repository: "repo.test/a",
 		Verdict: tracker.Verdict{
 			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Credential: "c",
-			Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/a"},
+			Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/a"}, Access: "a", AccessAudit: "b",
 		},
 		Secret:     records.SecretRef{Namespace: "ns", Name: "s"},
 		PullPolicy: "Always", Outcome: "verified", Took: 1500 * time.Millisecond, Shadow: true,
@@ -126,7 +126,7 @@ func TestALineHasTheDecision(t *testing.T) {
 		`"repository":"repo.test/a","verdict":"Allow","reason":"proved","credentialID":"c",` +
 		`"secret":{"namespace":"ns","name":"s"},` +
 		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5,"container":"web","digest":"sha256:2",` +
-		`"policyHash":"h","policies":[` +
+		`"access":"a","accessAudit":"b","policyHash":"h","policies":[` +
 		`{"validator":"restriction","policy":"p","rule":"spec","answer":"Deny","reason":"RESTRICTION_VIOLATED",` +
 		`"audit":false,"failedOpen":false},` +
 		`{"validator":"review","policy":"scanner","answer":"Admit","audit":false,"failedOpen":true,` +

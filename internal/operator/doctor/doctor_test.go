@@ -802,8 +802,20 @@ func TestPoliciesWithoutBackends(t *testing.T) {
 		{"valid", func(n *testNode) { n.policyFiles("") }},
 		{"invalid", func(n *testNode) { n.policyFiles("imagePolicy: {}\n") }},
 		{"no folder", func(n *testNode) { n.Config.Admission.Policies = "/etc/pullgate/absent" }},
+		{"a Lend without a file", func(n *testNode) { n.policyFiles(lendFile) }},
+		{"a Lend", func(n *testNode) {
+			n.policyFiles(lendFile)
+			n.file("/etc/pullgate/lend.json", 0o600, `{"auths":{"quay.io":{"username":"u","password":"p"}}}`)
+		}},
+		{"a whole public registry", func(n *testNode) {
+			n.policyFiles(strings.ReplaceAll(strings.ReplaceAll(lendFile, "quay.io/team/*", "quay.io/*"),
+				"Lend, credentials: {dockerConfigFile: /etc/pullgate/lend.json}", "Fence"))
+		}},
 	})
 }
+
+const lendFile = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: ImageAccess\nmetadata: {name: a}\nspec: {images: " +
+	"[quay.io/team/*], from: [{namespaces: [b]}], grant: Lend, credentials: {dockerConfigFile: /etc/pullgate/lend.json}}\n"
 
 func TestReviews(t *testing.T) {
 	rows := []row{

@@ -18,6 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -57,8 +58,10 @@ func (n Node) policies(ctx context.Context) []Finding {
 	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
 	hooks := policyfiles.HooksOf(set)
 	without := without(len(backends) > 0, signatures, hooks.AtNode())
+	access := n.imageAccess(policyfiles.AccessOf(set))
 	if without == "" {
-		return ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)
+		return append(ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram),
+			access...)
 	}
 	path := socketPath(a.PolicydSocket)
 	all, served := n.own(ctx, ownSocket{
@@ -68,7 +71,19 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if served {
 		all = append(all, n.askPolicyd(ctx, path, set.Hash, without, hooks)...)
 	}
-	return slices.Concat(all, n.policydUnits(ctx, without), n.policydFolder(), n.policydFiles(ctx, backends, hooks))
+	return slices.Concat(all, access, n.policydUnits(ctx, without), n.policydFolder(),
+		n.policydFiles(ctx, backends, hooks))
+}
+
+func (n Node) imageAccess(set *imageaccess.Set) (all []Finding) {
+	for _, w := range set.Warnings() {
+		all = append(all, warn("write the repositories that are meant", "%s", w)...)
+	}
+	for _, err := range set.Unusable(func(path string) string { return n.Path(path) }) {
+		all = append(all, warn("make it a docker configuration with an entry for the images, owned by root, mode 0600",
+			"%v", err)...)
+	}
+	return all
 }
 
 func (n Node) policyPaths() policyfiles.Paths {

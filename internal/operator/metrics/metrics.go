@@ -41,6 +41,8 @@ type Metrics struct {
 	seconds                                 *prometheus.HistogramVec
 	answers, conflicts, open, verifications *prometheus.CounterVec
 	policies, unjudged, policiesReloaded    *prometheus.GaugeVec
+	accessFailing                           *prometheus.GaugeVec
+	uses                                    *prometheus.CounterVec
 }
 
 // New returns metrics with a registry. methods are the full methods, "/runtime.v1.ImageService/PullImage", to name.
@@ -58,6 +60,11 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.miss = m.histogram("image_pull_secret_recheck_miss", "Seconds spent on a pull by which a pod had to prove access "+
 		"to an image on the node, by what came of it; outcome unverified counts in shadow mode only.", recheck, "pull_policy",
 		"outcome")
+	m.uses = m.counter("pullgate_image_uses_total", "First uses of an image by a pod, by the right that allowed it.",
+		"right")
+	for _, right := range policy.Rights() {
+		m.uses.WithLabelValues(right)
+	}
 	m.verdicts = m.counter("pullgate_verdicts_total",
 		"Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
 	m.checks = m.counter("kubelet_imagemanager_image_mustpull_checks_total", "Pre-checks of the kubelet for an image on "+
@@ -128,8 +135,8 @@ func (m *Metrics) begin() {
 
 func verdictOf(r policy.Reason) policy.Verdict {
 	switch r {
-	case policy.Absent, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired, policy.NotProved, policy.Pulling,
-		policy.Untracked:
+	case policy.Absent, policy.Fenced, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired, policy.NotProved,
+		policy.Pulling, policy.Untracked:
 		return policy.Reverify
 	}
 	return policy.Allow
@@ -218,6 +225,13 @@ func (m *Metrics) Verdict(call string, d policy.Decision) {
 	m.verdicts.WithLabelValues(oneOf(Calls(), call, other), d.Verdict.String(), reason).Inc()
 	if call == "ImageStatus" {
 		m.checks.WithLabelValues(resultOf(d)).Inc()
+	}
+}
+
+// Use counts the first use of an image by a pod.
+func (m *Metrics) Use(reason policy.Reason) {
+	if right := reason.Right(); right != "" {
+		m.uses.WithLabelValues(right).Inc()
 	}
 }
 
@@ -403,6 +417,8 @@ func (m *Metrics) ofPolicies() {
 		"Restricted fields that this node never sees, counted for each policy.")
 	m.policiesReloaded = m.gauge("pullgate_admission_last_reload_success",
 		"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use.")
+	m.accessFailing = m.gauge("pullgate_image_access_failing",
+		"Files of kind ImageAccess without effect: lend, no usable credential; state, which cannot be written.", "cause")
 	m.open = m.counter("pullgate_admission_failed_open_total",
 		"Findings that admit because the validator got no answer, by its failure policy.", "validator")
 	m.verifications = m.counter("pullgate_collections_total", "Verifications of the signatures of images, after a pull.",
@@ -534,4 +550,11 @@ func (m *Metrics) NoPolicies() {
 	m.policies.Reset()
 	m.unjudged.Reset()
 	m.policiesReloaded.Reset()
+	m.accessFailing.Reset()
+}
+
+// ImageAccess says how many files lend nothing, and whether the rights in force cannot be written.
+func (m *Metrics) ImageAccess(lendNothing int, unwritten bool) {
+	m.accessFailing.WithLabelValues("lend").Set(float64(lendNothing))
+	m.accessFailing.WithLabelValues("state").Set(number(unwritten))
 }

@@ -36,6 +36,9 @@ func newMetrics() *metrics.Metrics {
 	m.Recheck("Always", "hit", time.Millisecond)
 	m.Recheck("Always", "verified", time.Second)
 	m.Verdict("PullImage", policy.Decision{Verdict: policy.Allow, Reason: policy.Open})
+	m.Use(policy.Shared)
+	m.Use(policy.NotProved)
+	m.ImageAccess(1, false)
 	m.Refused("ImageStatus")
 	m.Refused("CreateContainer")
 	m.ForwardedCall(pull, "OK", true, time.Millisecond)
@@ -58,6 +61,8 @@ func contract() map[string]string {
 		"image_pull_secret_recheck_hit":      "HISTOGRAM pull_policy",
 		"image_pull_secret_recheck_miss":     "HISTOGRAM outcome,pull_policy",
 		"pullgate_verdicts_total":            "COUNTER call,reason,verdict",
+		"pullgate_image_uses_total":          "COUNTER right",
+		"pullgate_image_access_failing":      "GAUGE cause",
 		"pullgate_prechecks_hidden_total":    "COUNTER ",
 		"pullgate_denials_total":             "COUNTER call",
 		"pullgate_forwarded_calls_total":     "COUNTER code,method",
@@ -180,10 +185,11 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 		for _, r := range policy.Reasons() {
 			d := policy.Decision{Reason: r}
 			if slices.Contains(strings.Fields("exempt_static_pod exempt_namespace never_verify allowlisted preloaded open "+
-				"granted proved proved_in_grace"), string(r)) {
+				"granted proved proved_in_grace shared lent"), string(r)) {
 				d.Verdict = policy.Allow
 			}
 			m.Verdict(c, d)
+			m.Use(r)
 		}
 	}
 	for _, reason := range metrics.CreationRefusals() {
@@ -283,7 +289,7 @@ func TestEveryValueOfASetIsCountedAsItself(t *testing.T) {
 	for name, want := range map[string]int{
 		"image_pull_secret_recheck_hit":  4,
 		"image_pull_secret_recheck_miss": 4 * 5,
-		"pullgate_verdicts_total":        5 * 16 * 2,
+		"pullgate_verdicts_total":        5 * 19 * 2,
 		"pullgate_denials_total":         4,
 		"pullgate_forwarded_calls_total": 17,
 	} {

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -35,6 +36,10 @@ func kinds() []kind {
 		s.backends, err = LoadBackends(list)
 		return err
 	}
+	accesses := func(s *Set, list []File) (err error) {
+		s.access, err = imageaccess.Load(list)
+		return err
+	}
 	signatures := func(load func([]File, time.Time) (*requirement.Policies, error)) func(*Set, []File) error {
 		return func(s *Set, list []File) error {
 			p, err := load(list, time.Now())
@@ -54,6 +59,7 @@ func kinds() []kind {
 	}
 	return []kind{
 		{restriction.Kind, []string{restriction.APIVersion, restriction.ProposedAPIVersion}, restrictions},
+		{imageaccess.Kind, []string{imageaccess.APIVersion}, accesses},
 		{BackendKind, nil, backends},
 		{KyvernoKind, []string{KyvernoVersion}, signatures(LoadKyverno)},
 		{CIPKind, cipVersions(), signatures(LoadCIP)},
@@ -218,6 +224,9 @@ func NeedNamespaces(s *Set) bool {
 		return h.AtAdmission() && h.Namespaces.String() != ""
 	}) || slices.ContainsFunc(DefaultsOf(s), func(d PodDefaults) bool { return d.Summary().Selector != "" })
 }
+
+// AccessOf returns the files of kind ImageAccess of a folder; nil if it has none.
+func AccessOf(s *Set) *imageaccess.Set { return cmp.Or(s, &Set{}).access }
 
 // Unjudged is Set.Unjudged of the PodRestrictions, without the labels of namespaces if the set has them.
 func Unjudged(s *Set, from restriction.Source) []restriction.PolicyField {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -31,6 +32,7 @@ type Set struct {
 	NamespaceLabels map[string]map[string]string // by namespace; others are not known
 	TrustedRoot     []byte                       // the content of the file; nil if there is none
 	restrictions    *restriction.Set
+	access          *imageaccess.Set
 	backends        Backends
 	hooks           Hooks
 	defaults        []PodDefaults

@@ -1,0 +1,258 @@
+package tracker_test
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// files is an access by the namespaces that have a right to all repositories below repo.test/team/. A Fence excludes
+// every namespace that it does not have.
+type files struct{ share, lend, fence, auditFence, auditShare string }
+
+func (f files) Rights(repository, namespace, account string) (r policy.FileRights) {
+	if !strings.HasPrefix(repository, "repo.test/team/") {
+		return r
+	}
+	named := func(list, name string) string {
+		if list != "" && namespace != "" && strings.Contains(" "+list+" ", " "+namespace+" ") {
+			return name
+		}
+		if account != "" && strings.Contains(list, account) {
+			return name
+		}
+		return ""
+	}
+	r.Enforced = policy.NamedRights{Share: named(f.share, "share"), Lend: named(f.lend, "lend")}
+	r.Audited.Share = named(f.auditShare, "audit-share")
+	if f.fence != "" && named(f.fence, "fence") == "" {
+		r.Enforced.Fence = "fence"
+	}
+	if f.auditFence != "" && named(f.auditFence, "fence") == "" {
+		r.Audited.Fence = "audit-fence"
+	}
+	return r
+}
+
+func (f files) MayGrant(repository, namespace string) bool {
+	r := f.Rights(repository, namespace, "").Enforced
+	return r.Share+r.Lend != ""
+}
+
+func ended(repository string) bool { return strings.HasPrefix(repository, "repo.test/team/") }
+
+func (w *world) access(f files) {
+	w.t.Helper()
+	testkit.Must(w.t, w.SetAccess(f, nil))
+}
+
+func (w *world) wantFile(v tracker.Verdict, verdict policy.Verdict, reason policy.Reason, file string) {
+	w.t.Helper()
+	w.want(v, verdict, reason)
+	if v.Access != file {
+		w.t.Errorf("verdict by %s is by the file %q; want %q", v.Reason, v.Access, file)
+	}
+}
+
+var (
+	b    = tracker.Pod{UID: "b", Namespace: "team-b"}
+	c    = tracker.Pod{UID: "c", Namespace: "team-c"}
+	none = tracker.Pod{}
+)
+
+func TestShareNeedsAProofOfAnybody(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.access(files{share: "team-b", lend: "team-l"})
+	img := image(id1, app+":1")
+	w.want(w.check(b, app+":1", img), policy.Reverify, policy.Untracked)
+	w.pulled(pod("a"), app+":1", id1, "good")
+	w.wantFile(w.check(b, app+":1", img), policy.Allow, policy.Shared, "share")
+	w.wantFile(w.check(tracker.Pod{UID: "l", Namespace: "team-l"}, app+":1", img), policy.Allow, policy.Lent, "lend")
+	w.want(w.check(c, app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.check(none, app+":1", img), policy.Reverify, policy.NotProved)
+	// The right is for the pair: neither for an image ID nor for another repository of the image.
+	w.want(w.check(b, id1, img), policy.Reverify, policy.ImageIDName)
+	other := image(id1, app+":1", "repo.test/other:1")
+	w.want(w.check(b, "repo.test/other:1", other), policy.Reverify, policy.Untracked)
+	// It leaves no grant, so that it ends with the proof.
+	if got := w.Grants(); got != 1 {
+		t.Errorf("%d grants; want that of the pod that proved access", got)
+	}
+	w.revokeCredential("good")
+	w.want(w.check(b, app+":1", img), policy.Reverify, policy.NotProved)
+}
+
+func TestAnOwnRightComesBeforeAShare(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.access(files{share: "team-b"})
+	img := image(id1, app+":1")
+	w.pulled(pod("a"), app+":1", id1, "good")
+	if v := w.check(b, app+":1", img); !v.First || v.Reason != policy.Shared {
+		t.Errorf("first use = %+v; want the first by share", v)
+	}
+	if v := w.check(b, app+":1", img); v.First {
+		t.Errorf("second use = %+v; want it not to be the first", v)
+	}
+	w.want(w.check(b, app+":1", img, "good"), policy.Allow, policy.Proved)
+	w.want(w.check(b, app+":1", img), policy.Allow, policy.Granted)
+	testkit.Must(t, w.SetAccess(nil, ended))
+	w.want(w.check(b, app+":1", img), policy.Allow, policy.Granted)
+}
+
+func TestShareDoesNotCountMarks(t *testing.T) {
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: testkit.Value(policy.New("AlwaysVerify", nil))(t)}})
+	w.runtime.set(image(id1, app+":1"))
+	w.sync()
+	w.access(files{share: "team-b"})
+	w.want(w.check(b, app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
+}
+
+func TestShareEndsWithTheLastProof(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour, Grace: time.Hour}})
+		w.access(files{share: "team-b"})
+		img := image(id1, app+":1")
+		w.pulled(pod("a"), app+":1", id1, "good")
+		for _, want := range []policy.Reason{policy.Shared, policy.Shared, policy.NotProved} { // grace included
+			w.want(w.check(b, app+":1", img), map[bool]policy.Verdict{true: policy.Allow}[want == policy.Shared], want)
+			time.Sleep(time.Hour + time.Second)
+		}
+	})
+}
+
+func TestFenceBeforeEverything(t *testing.T) {
+	for name, mode := range map[string]string{"proof needed": "", "never": "NeverVerify"} {
+		t.Run(name, func(t *testing.T) {
+			rules := tracker.Rules{
+				Policy: testkit.Value(policy.New(mode, nil))(t), ExemptStaticPods: true, ExemptNamespaces: []string{"team-x"},
+			}
+			w := newWorld(t, tracker.Options{Rules: rules})
+			img := image(id1, app+":1", appD)
+			w.runtime.set(img)
+			w.sync() // preloaded
+			w.pulled(b, app+":1", id1, "good")
+			w.pulled(none, app+":1", id1, "") // open
+			before := map[bool]policy.Reason{true: policy.NeverVerify, false: policy.Preloaded}[mode != ""]
+			w.want(w.check(c, app+":1", img), policy.Allow, before)
+			w.access(files{fence: "team-a", share: "team-b"})
+			for _, n := range []string{app + ":1", appD, app + ":2", id1, id1[:20], strings.TrimPrefix(id1, "sha256:"), ""} {
+				for _, p := range []tracker.Pod{b, c, none, {UID: "s", Namespace: "team-s"}} {
+					if v := w.check(p, n, img, "good"); v.Allowed() {
+						t.Errorf("%+v uses the fenced image as %q by %s", p, n, v.Reason)
+					}
+				}
+			}
+			w.wantFile(w.check(b, app+":1", img, "good"), policy.Reverify, policy.Fenced, "fence")
+			w.want(w.check(tracker.Pod{UID: "x", Namespace: "team-x"}, app+":1", img), policy.Allow, policy.ExemptNamespace)
+			w.want(w.check(tracker.Pod{UID: "y", Static: true}, app+":1", img), policy.Allow, policy.ExemptStaticPod)
+			if v := w.check(pod("a"), app+":1", img, "good"); !v.Allowed() {
+				t.Errorf("an owner is refused by %s", v.Reason)
+			}
+			if got := [3]string{w.Fences(b, app, ""), w.Fences(pod("a"), app, ""), w.Fences(b, "repo.test/other", "")}; got !=
+				[3]string{"fence", "", ""} {
+				t.Errorf("Fences = %q; want only that of team-b", got)
+			}
+			testkit.Must(t, w.SetAccess(nil, nil))
+			if v := w.check(b, app+":1", img); !v.Allowed() {
+				t.Errorf("after the file is gone: %s; want the grant of before", v.Reason)
+			}
+		})
+	}
+}
+
+func TestAuditOnlyNames(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.pulled(pod("a"), app+":1", id1, "good")
+	w.access(files{auditFence: "team-b", auditShare: "team-b"})
+	for _, tc := range []struct {
+		pod      tracker.Pod
+		password []string
+		verdict  policy.Verdict
+		want     string
+	}{
+		{pod("a"), []string{"good"}, policy.Allow, "audit-fence"},
+		{b, nil, policy.Reverify, "audit-share"},
+		{c, nil, policy.Reverify, ""}, // it is refused in any case
+	} {
+		v := w.check(tc.pod, app+":1", img, tc.password...)
+		if v.Verdict != tc.verdict || v.AccessAudit != tc.want || v.Access != "" {
+			t.Errorf("%s: %v by %s, audit %q, by file %q; want %v, audit %q", tc.pod.Namespace, v.Verdict, v.Reason,
+				v.AccessAudit, v.Access, tc.verdict, tc.want)
+		}
+	}
+}
+
+func TestNoGrantIsRestoredForARightByAFile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		img := image(id1, app+":1", "repo.test/other:1")
+		w.pulled(pod("a"), app+":1", id1, "good")
+		w.pulled(pod("a"), "repo.test/other:1", id1, "good")
+		w.access(files{share: "team-b"})
+		time.Sleep(time.Second)
+		created := time.Now()
+		restored := func(name string, f tracker.Access, gone func(string) bool) int {
+			w.restart()
+			testkit.Must(t, w.SetAccess(f, gone))
+			w.Restore(b, imageref.New(name), img, created)
+			w.Restore(pod("a"), imageref.New("repo.test/other:1"), img, created)
+			return len(w.SelectedGrants(func(g tracker.Grant) bool { return g.Pod == "b" }))
+		}
+		if n := restored(app+":1", files{share: "team-b"}, nil); n != 0 {
+			t.Errorf("%d grants restored while the file is there; want 0", n)
+		}
+		if n := restored("", files{share: "team-b"}, nil); n != 0 {
+			t.Errorf("%d grants restored without a name; want 0", n)
+		}
+		time.Sleep(time.Second)
+		if n := restored(app+":1", nil, ended); n != 0 { // it was removed while the process was down
+			t.Errorf("%d grants restored after the file is gone; want 0", n)
+		}
+		if n := restored(app+":1", nil, nil); n != 0 {
+			t.Errorf("%d grants restored at the start after that; want 0", n)
+		}
+		if n := restored("", nil, nil); n != 0 {
+			t.Errorf("%d grants restored without a name at the start after that; want 0", n)
+		}
+		if got := w.SelectedGrants(func(g tracker.Grant) bool { return g.Pod == "a" }); len(got) != 1 {
+			t.Errorf("grants of the owner for another repository: %v; want 1", got)
+		}
+		w.want(w.check(b, app+":1", img), policy.Reverify, policy.NotProved)
+		if before := w.Revocations(); w.SetAccess(nil, nil) != nil || w.Revocations() == before {
+			t.Error("a change of the files is no revocation: what was judged before is not judged again")
+		}
+	})
+}
+
+func TestSetAccessWithoutADisk(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.pulled(pod("a"), app+":1", id1, "good")
+	w.access(files{share: "team-b"})
+	testkit.Must(t, w.store.Close())
+	if err := w.SetAccess(files{share: "team-b team-c"}, ended); err == nil {
+		t.Error("SetAccess = nil with a closed store; want an error")
+	}
+	w.store, _, _ = records.Open(w.path, records.Options{})
+}
+
+// Most nodes have no such file.
+func TestCheckWithoutAccessAllocatesNothing(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.pulled(pod("a"), app+":1", id1, "good")
+	r := asking(pod("a"))
+	if n := testing.AllocsPerRun(100, func() {
+		if !w.Check(t.Context(), r).Allowed() {
+			t.Error("denied")
+		}
+	}); n != 0 {
+		t.Errorf("a check makes %v allocations; want 0", n)
+	}
+}
