@@ -1,14 +1,17 @@
 package policyfiles
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
 )
 
 // TestSettings say which policies are tested, and who judges.
@@ -99,6 +102,9 @@ func (p *Tester) test(pod TestPod) TestedPod {
 	atNode := p.options.From != restriction.Admission
 	for _, i := range pod.Images() {
 		t.addImage(i, Requirements(p.Set).For(pod.Namespace, imageref.New(i.Name)), atNode)
+		if atNode {
+			t.addAccess(i, AccessOf(p.Set))
+		}
 	}
 	view, _ := pod.AtAdmission()
 	view = p.labeled(view)
@@ -187,6 +193,30 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules, atNo
 		}
 		if r.Object != nil || r.Selects != nil {
 			t.notJudged("%s has conditions on pods, which the webhook judges", r)
+		}
+	}
+}
+
+// addAccess compares an image with the files of kind ImageAccess, without the pod's service account.
+func (t *TestedPod) addAccess(i podfile.Image, set *imageaccess.Set) {
+	repository := imageref.New(i.Name).Repository()
+	r := set.Rights(repository, t.Namespace, "")
+	for _, of := range []policy.NamedRights{r.Enforced, r.Audited} {
+		audit := of != r.Enforced
+		switch {
+		case of.Fence != "" && set.NeedsServiceAccounts():
+			t.notJudged("ImageAccess %s reserves image %q for others, perhaps for its service account", of.Fence, i.Name)
+		case of.Fence != "":
+			t.Admitted = t.Admitted && audit
+			t.Violations = append(t.Violations, TestViolation{
+				Message: "repository " + repository + " is reserved for other namespaces",
+				Violation: restriction.Violation{
+					Policy: of.Fence, Audit: audit, Path: "spec.images", Container: i.Container, Value: i.Name,
+				},
+			})
+		case of.Share != "" || of.Lend != "":
+			t.notJudged("ImageAccess %s lets the pod use image %q while a proof of access is valid on the node",
+				cmp.Or(of.Share, of.Lend), i.Name)
 		}
 	}
 }
