@@ -18,6 +18,11 @@ type kubelet struct {
 	Allowlist  []string `json:"preloadedImagesVerificationAllowlist"`
 }
 
+// NeverVerifyByKubelet reports whether nothing is verified because the kubelet does not verify, by kubeletConfig.
+func (c Config) NeverVerifyByKubelet() bool {
+	return c.KubeletConfig != "" && c.ImagePullCredentialsVerificationPolicy == string(policy.ModeNeverVerify)
+}
+
 func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 
 // loadKubelet reads a kubelet's configuration file, which must exist. A field that is not set has its default.

@@ -17,9 +17,15 @@ const accessFile = "access.json"
 // access makes the files of kind ImageAccess the ones in force. The fields are guarded by policies.mu.
 type access struct {
 	keeper   *imageaccess.Keeper
+	newest   *policyfiles.Set // the last valid one that was read, also while it waits for pullgate-policyd
 	set      *imageaccess.Set // in force
+	used     bool             // by the last call of Use, which did not fail
 	failed   error            // why it is not the one of the policies; Use is called again at the next poll
-	unusable []error          // the files of kind Lend that lend nothing at the moment
+	prober   imageaccess.Prober
+	unusable []error // the files of kind Lend that lend nothing at the moment
+	// neverVerify says that kubeletConfig has the policy NeverVerify.
+	neverVerify bool
+	shown       []string // the warnings that the list of policies has
 }
 
 // enforceAccess makes the files in force from now on, before the tracker restores any grant.
@@ -53,14 +59,15 @@ func (p *policies) useAccess() (changed bool) {
 	if a.keeper == nil {
 		return false // before the start
 	}
-	before := a.warnings()
-	if next := policyfiles.AccessOf(p.set); a.failed != nil || next != a.set {
-		if a.failed = a.keeper.Use(next); a.failed != nil {
+	before := a.shown
+	if next := policyfiles.AccessOf(a.newest); !a.used || next != a.set {
+		a.failed = a.keeper.Use(next)
+		if a.used = a.failed == nil; !a.used {
 			p.log.Error(a.failed, "Failed to note which rights to images are in force: "+
 				"new files of kind ImageAccess have no effect yet, will retry in 3 s")
 		}
 	}
-	a.unusable = a.set.Unusable(nil)
+	a.unusable = a.prober.Unusable(a.set, nil)
 	if p.set != nil {
 		p.metrics.ImageAccess(len(a.unusable), a.failed != nil)
 	}
@@ -69,7 +76,12 @@ func (p *policies) useAccess() (changed bool) {
 			p.log.Error(err, "Image access lends no credential: pulls go to the registry without one")
 		}
 	}
-	return !slices.Equal(before, a.warnings())
+	a.shown = a.warnings()
+	if slices.Contains(a.shown, imageaccess.Unverified) && !slices.Contains(before, imageaccess.Unverified) {
+		p.log.Error(nil, "Image access is not verified: kubeletConfig has the policy NeverVerify, "+
+			"remove it and set imagePullCredentialsVerificationPolicy")
+	}
+	return !slices.Equal(before, a.shown)
 }
 
 // warnings returns a sentence about each file that does not do what its author means.
@@ -80,6 +92,9 @@ func (a *access) warnings() (all []string) {
 	}
 	if a.failed != nil {
 		all = append(all, safetext.OneLine(a.failed).Error())
+	}
+	if a.neverVerify && a.set.Gives() {
+		all = append(all, imageaccess.Unverified)
 	}
 	return all
 }

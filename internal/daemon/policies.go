@@ -124,6 +124,7 @@ func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementS
 		from: restriction.SourceOf(o.Config.PodSource.Kubeconfig != ""), config: o.Config.Admission,
 		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, node: o.Config.PodSource.NodeName,
 		endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),
+		access: access{neverVerify: o.Config.NeverVerifyByKubelet()},
 	}
 	if p.node == "" {
 		host, _ := os.Hostname() // only hooks need it
@@ -145,7 +146,7 @@ func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementS
 func (p *policies) reload(c config.Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.config, p.grace = c.Admission, c.RegistryUnavailableGrace.Value()
+	p.config, p.grace, p.access.neverVerify = c.Admission, c.RegistryUnavailableGrace.Value(), c.NeverVerifyByKubelet()
 	set, err := p.watcher.Load(policyPaths(p.config))
 	p.apply(set, err)
 }
@@ -175,6 +176,7 @@ func (p *policies) pollLocked() {
 // apply uses a set that was read, unless it has to wait, or after an error the last valid one.
 func (p *policies) apply(set *policyfiles.Set, err error) {
 	if p.waiting = nil; err == nil {
+		p.access.newest = set // which needs no pullgate-policyd
 		if err = p.compiled(set); err != nil {
 			p.waiting = set
 		}
@@ -391,7 +393,7 @@ func (p *policies) keepList(err error) {
 			},
 		})
 	}
-	for _, f := range policyfiles.AccessOf(p.set).Files() {
+	for _, f := range policyfiles.AccessOf(p.access.newest).Files() {
 		one := &adminv1.Policy{Kind: imageaccess.Kind, Name: f.Name, Mode: string(f.Grant), Audit: f.Audit}
 		for _, from := range f.From {
 			one.Namespaces = append(one.Namespaces, from.Namespaces...)

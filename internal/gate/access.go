@@ -2,9 +2,11 @@ package gate
 
 import (
 	"context"
+	"fmt"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -41,19 +43,24 @@ func (g *Gate) lender() Lender {
 }
 
 // serviceAccount returns the name of a pod's service account, "" if it is not known or no file needs it.
-func (g *Gate) serviceAccount(p tracker.Pod) string {
-	if a := g.lender(); a == nil || g.c.PodSource == nil || p.UID == "" || !a.NeedsServiceAccounts() {
+func (g *Gate) serviceAccount(ctx context.Context, p tracker.Pod) string {
+	if a := g.lender(); a == nil || g.c.PodSource == nil || p.UID == "" || p.Static || !a.NeedsServiceAccounts() {
 		return ""
 	}
-	return g.c.PodSource.ServiceAccount(p.UID, p.Namespace)
+	return g.c.PodSource.ServiceAccount(ctx, p.UID, p.Namespace)
 }
 
-// fencedPull refuses a pull of a pod outside of a Fence, whether the image is present or absent.
+// fencedPull refuses a pull of a pod outside of a Fence, whether the image is present or absent, and every name that
+// does not parse. With mode Audit the decision on the pull has the file.
 func (g *Gate) fencedPull(p *pullCall) error {
 	if p.noPod {
 		return nil // no pod can use what it brings
 	}
-	file := g.c.Tracker.Fences(p.pod, p.name.Repository(), p.account)
+	file, audited := g.c.Tracker.Fences(p.pod, p.name.Repository(), p.account)
+	if audited != "" && file == "" {
+		p.accessAudit = audited
+		g.c.Metrics.Audited(policy.Reverify)
+	}
 	if file == "" {
 		return nil
 	}
@@ -72,6 +79,9 @@ const fenced = "FENCED"
 
 // reserved is the sentence for pods outside of a Fence. It names no other tenant.
 func reserved(v tracker.Verdict) string {
+	if v.Pair.Repository == "" {
+		return "the name of the image is not valid, and repositories on this node are reserved for other namespaces"
+	}
 	return "repository " + v.Pair.Repository + " is reserved for other namespaces on this node; ask its operator"
 }
 
@@ -83,12 +93,17 @@ type loan struct {
 }
 
 // lend returns the loan for a pull that brings no credential. The pod's own credential is never replaced.
-func (g *Gate) lend(p *pullCall) (l loan) {
+func (g *Gate) lend(ctx context.Context, p *pullCall) (l loan) {
 	files := g.lender()
 	if files == nil || p.noPod || !p.anonymous {
 		return l
 	}
 	file, login, err := files.Lend(p.name, p.pod.Namespace, p.account)
+	if file != "" {
+		if of := g.runtime(ctx).name; of != containerd {
+			file, err = "", fmt.Errorf("the container runtime is %q; only containerd gives a credential to no mirror", of)
+		}
+	}
 	if err != nil {
 		g.c.Log.Error(err, "Failed to lend a credential: the pull goes to the registry without one", p.keys()...)
 	}
@@ -105,20 +120,32 @@ func (g *Gate) lend(p *pullCall) (l loan) {
 	}
 }
 
-// add puts the credential into a call. A field that occurs again in a message replaces the earlier one, so that what
-// pullgate does not know in the request stays as it came.
+// add replaces the credential of a call. What pullgate does not know in the request stays as it came.
 func (l *loan) add(c *criproxy.Call) error {
 	if l.file == "" {
 		return nil
 	}
 	field, err := proto.Marshal(&runtimeapi.PullImageRequest{Auth: l.auth})
+	request := make([]byte, 0, len(c.Request)+len(field))
+	for rest := c.Request; len(rest) > 0 && err == nil; {
+		number, _, n := protowire.ConsumeField(rest)
+		if err = protowire.ParseError(min(n, 0)); err != nil {
+			break
+		}
+		if number != authField {
+			request = append(request, rest[:n]...)
+		}
+		rest = rest[n:]
+	}
 	if err != nil {
 		return refuse(codes.Internal, "LOAN_NOT_ENCODED", "pullgate cannot add the lent credential to this pull")
 	}
-	request := make([]byte, 0, len(c.Request)+len(field))
-	c.Request, l.auth = append(append(request, c.Request...), field...), nil
+	c.Request, l.auth = append(request, field...), nil
 	return nil
 }
+
+// authField is the number of PullImageRequest.auth.
+const authField = 2
 
 // lentProof records the access that a lent credential has proved, for it alone, and judges the pod by what is recorded.
 func (g *Gate) lentProof(

@@ -218,7 +218,8 @@ func TestLend(t *testing.T) {
 	p.wantPrecheck(bob, app, "", "pre-check of an absent image")
 	// What pullgate does not know, and an empty credential, stay in the request.
 	request := &runtimeapi.PullImageRequest{
-		Image: &runtimeapi.ImageSpec{Image: app}, SandboxConfig: bob.Config, Auth: &runtimeapi.AuthConfig{},
+		Image: &runtimeapi.ImageSpec{Image: app}, SandboxConfig: bob.Config,
+		Auth: &runtimeapi.AuthConfig{Auth: "Og=="}, // of ":"
 	}
 	request.ProtoReflect().SetUnknown([]byte{0xfa, 0x3f, 3, 'n', 'e', 'w'})
 	if _, err := p.Images.PullImage(t.Context(), request); err != nil {
@@ -228,7 +229,7 @@ func TestLend(t *testing.T) {
 	auth := r.GetAuth()
 	if auth.GetUsername() != lentUser || auth.GetPassword() != lentPassword ||
 		auth.GetServerAddress() != "https://repo.test" || !bytes.Contains(raw, []byte("new")) ||
-		r.GetSandboxConfig().GetMetadata().GetUid() != bob.UID {
+		auth.GetAuth() != "" || r.GetSandboxConfig().GetMetadata().GetUid() != bob.UID {
 		t.Errorf("the runtime got user %q for %q, and the unknown field: %v; want the lent one for https://repo.test",
 			auth.GetUsername(), auth.GetServerAddress(), bytes.Contains(raw, []byte("new")))
 	}
@@ -370,9 +371,9 @@ func TestLentCredentialIsNotShown(t *testing.T) {
 		string(testkit.Value(os.ReadFile(filepath.Join(p.dir, "records.db")))(t)),
 		fmt.Sprintf("%+v", p.tracker.Explain(t.Context(), tracker.Request{})))
 	set := testkit.Value(imageaccess.Load([]strictyaml.File{file}))(t)
-	seen = append(seen, fmt.Sprint(set.Unusable(nil)))
-	if len(set.Unusable(nil)) != 1 || !strings.Contains(seen[len(seen)-1], "chmod 0600") {
-		t.Errorf("Unusable = %v; want that others can read the file", set.Unusable(nil))
+	seen = append(seen, fmt.Sprint(new(imageaccess.Prober).Unusable(set, nil)))
+	if len(new(imageaccess.Prober).Unusable(set, nil)) != 1 || !strings.Contains(seen[len(seen)-1], "chmod 0600") {
+		t.Errorf("Unusable = %v; want that others can read the file", new(imageaccess.Prober).Unusable(set, nil))
 	}
 	for _, secret := range []string{lentUser, lentPassword} {
 		for _, form := range []string{
@@ -405,4 +406,86 @@ func TestLendWhileTheRegistryIsDown(t *testing.T) {
 	bob := p.Pod("bob")
 	p.wantPrecheck(bob, app, id1, "pre-check with a registry that is down")
 	p.must(p.createAndStart(bob, id1, app))
+}
+
+// Other runtimes give the credential of a pull to mirrors.
+func TestOnlyContainerdGetsALentCredential(t *testing.T) {
+	for name, want := range map[string]bool{"containerd": true, "cri-o": false, "": false} {
+		log, lines := journaled(10)
+		c := exact()
+		c.Log = log
+		p := newProxy(t, tracker.Options{}, c)
+		p.runtime.Do(func(r *criproxytest.Runtime) { r.Release = [2]string{name, "1.35.0"} })
+		p.serves(app, lentPassword, img(id1, app))
+		file, _ := lending(t)
+		p.access(file)
+		_, err := p.Pull(t.Context(), p.Pod("bob"), app, "")
+		if _, r := p.lastPull(); (r.GetAuth() != nil) != want || (err == nil) != want {
+			t.Errorf("%q: pull = %v, with a credential: %v; want one: %v", name, err, r.GetAuth() != nil, want)
+		}
+		if got := lines("Failed to lend a credential"); (len(got) == 0) != want {
+			t.Errorf("%q: log %q; want a line that nothing is lent: %v", name, got, !want)
+		}
+	}
+}
+
+// A kubelet records the credential of a successful pull as good, so a right by a file does not answer a pull with one.
+func TestAFileDoesNotAnswerAPullWithACredential(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	p.serves(app, "good", img(id1, app))
+	p.MustPull(p.Pod("alice"), app, "good")
+	bob := p.Pod("bob")
+	p.wantPrecheck(bob, app, "", "pre-check without a file")
+	p.access(accessFile("Share", bobs))
+	p.wantNoPull(bob, app, "untried", "pull with a credential that no registry has confirmed")
+	p.wantPrecheck(bob, app, id1, "pre-check with the file")
+	p.must(p.createAndStart(bob, id1, app))
+}
+
+// Mode Audit shows each pull and each first container that the Fence would refuse.
+func TestAuditOfAFence(t *testing.T) {
+	var noted decisions
+	c := exact()
+	c.Decisions = &noted
+	p := newProxy(t, tracker.Options{}, c)
+	p.serves(app, "good", img(id1, app))
+	fence := accessFile("Fence", bobs)
+	fence.Data = bytes.Replace(fence.Data, []byte("{name: fence}"),
+		[]byte("{name: fence, annotations: {policy.pullgate.dev/mode: Audit}}"), 1)
+	carol, dave := p.Pod("carol"), p.Pod("dave")
+	p.MustPull(dave, app, "good")
+	p.must(p.createAndStart(dave, id1, app))
+	p.access(fence)
+	p.MustPull(carol, app, "good")
+	if d := noted.last(); d.Verdict.AccessAudit != "fence" || d.Outcome == "" {
+		t.Errorf("decision on the pull = %+v; want one that the file would turn", d)
+	}
+	noted.all = nil
+	for range 3 {
+		p.wantCreate(dave, id1, app, codes.OK, "container of a pod with a grant")
+	}
+	if len(noted.all) != 1 || noted.last().Verdict.AccessAudit != "fence" {
+		t.Errorf("decisions on three containers = %+v; want one line that the file would turn them", noted.all)
+	}
+	if got := p.counts.get(); got["audited Reverify"] < 4 || got["audited Allow"] != 0 {
+		t.Errorf("counted %d audited refusals; want the pull and the containers", got["audited Reverify"])
+	}
+}
+
+// A name that does not parse may mean any repository.
+func TestPullOfAnInvalidNameWithAFence(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	const name = "repo.test/TEAM/app"
+	_, _ = p.Pull(t.Context(), p.Pod("carol"), name, "")
+	before := p.runtime.Calls("PullImage")
+	p.access(accessFile("Fence", bobs))
+	_, err := p.Pull(t.Context(), p.Pod("carol"), name, "")
+	if got := p.runtime.Calls("PullImage"); got != before || status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(status.Convert(err).Message(), "the name of the image is not valid") {
+		t.Errorf("pull of an invalid name = %v, %d reached the runtime; want it refused", err, got-before)
+	}
+	_, _ = p.Pull(t.Context(), p.Pod("bob"), name, "")
+	if got := p.runtime.Calls("PullImage"); got != before+1 {
+		t.Error("the pull of an owner did not reach the runtime")
+	}
 }

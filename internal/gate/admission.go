@@ -89,10 +89,11 @@ type candidate struct {
 }
 
 func (g *Gate) candidate(
-	c *call, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig,
+	ctx context.Context, c *call, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig,
+	container *runtimeapi.ContainerConfig,
 ) *candidate {
 	name := imageref.New(container.GetImage().GetUserSpecifiedImage())
-	return &candidate{use: g.use(c, who, name), sandbox: sandbox, container: container}
+	return &candidate{use: g.use(ctx, c, who, name), sandbox: sandbox, container: container}
 }
 
 // A check adds its decision to a candidate, and returns the error for the client if it is denied.
@@ -190,7 +191,7 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 		return nil
 	}
 	if c.admitted.Answer == admission.Unverified {
-		g.leadToPull(c)
+		g.leadToPull(ctx, c)
 	}
 	remark := ""
 	if root := criview.OtherRoot(c.container, c.pod.UID, c.policies.KubeletRoot); root != "" {

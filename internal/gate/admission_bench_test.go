@@ -70,7 +70,8 @@ func BenchmarkAdmission(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				testkit.Must(b, g.admit(b.Context(), g.candidate(g.newCall(b.Context(), name), who, sandbox, container)))
+				n := g.candidate(b.Context(), g.newCall(b.Context(), name), who, sandbox, container)
+				testkit.Must(b, g.admit(b.Context(), n))
 			}
 		})
 	}
@@ -107,7 +108,7 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 			g := New(Config{Pods: podindex.New(), Metrics: nothing{}, Admission: &Admission{Chain: chain, Endorser: e}})
 			b.ReportAllocs()
 			for b.Loop() {
-				c := g.candidate(g.newCall(b.Context(), "CreateContainer"), who, sandbox, config)
+				c := g.candidate(b.Context(), g.newCall(b.Context(), "CreateContainer"), who, sandbox, config)
 				c.image = tracker.Image{ID: "sha256:1"}
 				testkit.Must(b, g.admit(b.Context(), c))
 			}
@@ -120,8 +121,8 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 func TestOffIsOff(t *testing.T) {
 	g := New(Config{Pods: podindex.New()})
 	pull := &pullCall{use: &use{call: g.newCall(t.Context(), "PullImage")}}
-	n := g.candidate(g.newCall(t.Context(), "CreateContainer"), tracker.Pod{UID: "1"}, &runtimeapi.PodSandboxConfig{},
-		&runtimeapi.ContainerConfig{})
+	n := g.candidate(t.Context(), g.newCall(t.Context(), "CreateContainer"), tracker.Pod{UID: "1"},
+		&runtimeapi.PodSandboxConfig{}, &runtimeapi.ContainerConfig{})
 	allocations := testing.AllocsPerRun(100, func() {
 		if g.run(t.Context(), n, g.admit) != nil || n.asked {
 			t.Error("a container is judged without policies")

@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -50,13 +51,15 @@ type use struct {
 	pullPolicy string       // of the uses for which the kubelet sends the call
 	account    string       // the service account, "" if it is not known or not needed
 	judged     tracker.Image
+	// accessAudit is the file by which a pull would be refused if it were enforced.
+	accessAudit string
 
 	fetched bool
 	known   []tracker.Secret // set if fetched
 }
 
-func (g *Gate) use(c *call, p tracker.Pod, name imageref.Ref) *use {
-	u := &use{call: c, pod: p, name: name, pullPolicy: tracker.PullUnknown, account: g.serviceAccount(p)}
+func (g *Gate) use(ctx context.Context, c *call, p tracker.Pod, name imageref.Ref) *use {
+	u := &use{call: c, pod: p, name: name, pullPolicy: tracker.PullUnknown, account: g.serviceAccount(ctx, p)}
 	if g.c.PodSource == nil || p.UID == "" {
 		return u
 	}
@@ -145,6 +148,7 @@ func (u *use) digestOf(imageID string) string {
 }
 
 func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
+	v.AccessAudit = cmp.Or(v.AccessAudit, u.accessAudit)
 	d := decisionlog.Decision{
 		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),
 		Verdict: v, PullPolicy: u.pullPolicy, Took: time.Since(u.began), Digest: u.digestOf(v.Pair.ImageID),

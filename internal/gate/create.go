@@ -29,7 +29,7 @@ func (g *Gate) createContainer(
 	if !ok {
 		who = identify(req.GetSandboxConfig())
 	}
-	n := g.candidate(g.newCall(ctx, "CreateContainer"), who, req.GetSandboxConfig(), req.GetConfig())
+	n := g.candidate(ctx, g.newCall(ctx, "CreateContainer"), who, req.GetSandboxConfig(), req.GetConfig())
 	if err := g.run(ctx, n, g.mayUseImage, g.mayMountImages, g.admit); err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func (g *Gate) mayMountImages(ctx context.Context, n *candidate) error {
 		if m.GetImage() == nil {
 			continue
 		}
-		u := g.use(n.call, n.pod, imageref.New(m.GetImage().GetUserSpecifiedImage()))
+		u := g.use(ctx, n.call, n.pod, imageref.New(m.GetImage().GetUserSpecifiedImage()))
 		img, err := g.c.Runtime.imageOf(ctx, m.GetImage())
 		img, d, err := g.judgeFound(ctx, u, m.GetImage(), img, err)
 		if d != nil {

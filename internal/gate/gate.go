@@ -39,7 +39,7 @@ type Gate struct {
 
 	pods          podStates
 	synced        synced
-	restoring     atomic.Pointer[restoring] // nil is unknown
+	kind          atomic.Pointer[runtimeKind] // nil is unknown
 	allowRestores atomic.Bool
 
 	admitting atomic.Pointer[Admission] // nil if there are no policies
@@ -57,6 +57,8 @@ type Metrics interface {
 	Verdict(call string, d policy.Decision)
 	// Use is called for the first Allow of a pod for an image.
 	Use(why policy.Reason)
+	// Audited is called for every judgement that a file with mode Audit would turn into the verdict.
+	Audited(would policy.Verdict)
 	// Refused is called for every hidden ImageStatus, and every PermissionDenied for another reason than a policy.
 	Refused(call string)
 	// Recheck is called when a present image is allowed (outcome Hit) or pulled (the label of the KEP's miss).
@@ -139,6 +141,9 @@ func (g *Gate) measure(d decisionlog.Decision) {
 	if d.Verdict.First {
 		g.c.Metrics.Use(d.Verdict.Reason)
 	}
+	if d.Verdict.AccessAudit != "" {
+		g.c.Metrics.Audited(map[bool]policy.Verdict{false: policy.Allow}[d.Verdict.Allowed()])
+	}
 }
 
 // count counts a verdict and notes it, unless it is a repeated Allow.
@@ -149,7 +154,8 @@ func (g *Gate) count(d decisionlog.Decision) {
 
 func (g *Gate) noteVerdict(d decisionlog.Decision) {
 	// it is unknown whether an unknown pod was allowed before
-	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" {
+	audited := d.Verdict.AccessAudit != "" && g.pods.once(d.Pod.UID, "accessAudit", d.Repository)
+	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" || audited {
 		g.note(d)
 	} else {
 		g.noteRepeatedAllow(d)

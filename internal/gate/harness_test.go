@@ -72,6 +72,7 @@ func (c *counts) CredentialsIgnored()                               { c.add("cre
 func (c *counts) PullUnresolved()                                   { c.add("unresolved") }
 func (c *counts) CreationRefused(reason string)                     { c.add("creation refused " + reason) }
 func (c *counts) ForwardedCall(string, string, bool, time.Duration) {}
+func (c *counts) Audited(would policy.Verdict)                      { c.add("audited " + would.String()) }
 func (c *counts) ViewConflict(field string)                         { c.add("conflict " + field) }
 func (c *counts) Admission(call string, d admission.Decision) {
 	c.add(fmt.Sprintf("admission %s %s", call, d.Answer))
@@ -120,6 +121,7 @@ func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 		t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir,
 		key: credential.NewKey(),
 	}
+	p.runtime.Do(func(r *criproxytest.Runtime) { r.Release = [2]string{"containerd", "2.1.0"} })
 	p.start()
 	tb.Cleanup(p.stop)
 	return p

@@ -352,7 +352,7 @@ func (r *modelRuntime) answer(request proto.Message, x *interruption) (proto.Mes
 	case *runtimeapi.ListPodSandboxRequest:
 		return r.listPodSandbox(), nil
 	case *runtimeapi.VersionRequest:
-		return &runtimeapi.VersionResponse{RuntimeName: "model", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
+		return &runtimeapi.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "2.1.0", RuntimeApiVersion: "v1"}, nil
 	}
 	return nil, status.Errorf(codes.Unimplemented, "%T", request)
 }

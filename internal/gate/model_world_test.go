@@ -380,7 +380,7 @@ func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all
 	return all, true
 }
 
-func (modelSource) ServiceAccount(string, string) string { return "" }
+func (modelSource) ServiceAccount(context.Context, string, string) string { return "" }
 
 func (modelSource) Candidates(map[string]string, imageref.Ref) ([]string, bool) { return nil, false }
 

@@ -40,7 +40,7 @@ type precheck struct {
 	identified bool // the pod that sent it is known, or that no pod is
 }
 
-func (g *Gate) precheck(c *call, image *runtimeapi.ImageSpec) *precheck {
+func (g *Gate) precheck(ctx context.Context, c *call, image *runtimeapi.ImageSpec) *precheck {
 	annotations := image.GetAnnotations()
 	p := &precheck{call: c, name: imageref.New(image.GetImage()), seen: annotations[podindex.SeenAnnotation]}
 	who := g.c.Pods.BySeen(p.seen)
@@ -53,7 +53,7 @@ func (g *Gate) precheck(c *call, image *runtimeapi.ImageSpec) *precheck {
 		who = []tracker.Pod{{Static: podindex.StaticSource(annotations[podindex.SourceAnnotation])}}
 	}
 	for _, pod := range who {
-		p.uses = append(p.uses, g.use(c, pod, p.name))
+		p.uses = append(p.uses, g.use(ctx, c, pod, p.name))
 	}
 	return p
 }
@@ -70,7 +70,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 		return c.Forward(ctx)
 	}
 	g.ready(ctx)
-	p := g.precheck(g.newCall(ctx, "ImageStatus"), req.GetImage())
+	p := g.precheck(ctx, g.newCall(ctx, "ImageStatus"), req.GetImage())
 	g.skipsAlways.Store(p.skipsAlways)
 	state, quiet := g.changes.quiet()
 	raw, err := c.Forward(ctx)
@@ -198,15 +198,21 @@ func image(i *runtimeapi.Image) tracker.Image {
 	return tracker.NewImage(i.GetId(), slices.Concat(i.GetRepoTags(), i.GetRepoDigests())...)
 }
 
-// A PodSource has facts about pods that the CRI does not have. A missing one makes verdicts stricter.
-type PodSource interface { //nolint:interfacebloat // one source has four kinds of facts
+// PodFacts are those of one pod.
+type PodFacts interface {
 	// PullPolicies returns the imagePullPolicy of each use of an image by the pod, if the source has the pod.
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
+	// ServiceAccount returns the name of the service account of a pod in a namespace, "" if it is not known. It may wait a
+	// second.
+	ServiceAccount(ctx context.Context, uid, namespace string) string
+}
+
+// A PodSource has facts about pods that the CRI does not have. A missing one makes verdicts stricter.
+type PodSource interface {
+	PodFacts
 	// Secrets returns the known credentials of the pod's pull secrets for an image, in a kubelet's order. The first
 	// credential.MaxOffers are considered; one more says that there are more. Secrets may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
-	// ServiceAccount returns the name of the service account of a pod in a namespace, "" if it is not known.
-	ServiceAccount(uid, namespace string) string
 	// Candidates returns the UIDs of the pods that may have sent a pre-check; ok is false if there may be others.
 	Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool)
 }

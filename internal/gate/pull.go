@@ -41,7 +41,7 @@ type pullCall struct {
 	revalidation bool // the registry need not be asked if the credential is proved
 }
 
-func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
+func (g *Gate) pullCall(ctx context.Context, c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	a, config := req.GetAuth(), req.GetSandboxConfig()
 	var pod tracker.Pod
 	if config != nil {
@@ -53,7 +53,7 @@ func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	}.Decoded()
 	cred := credential.New(login)
 	p := &pullCall{
-		use: g.use(c, pod, imageref.New(req.GetImage().GetImage())), image: req.GetImage(),
+		use: g.use(ctx, c, pod, imageref.New(req.GetImage().GetImage())), image: req.GetImage(),
 		sent: g.c.Tracker.Sent(cred, pod), anonymous: cred.Anonymous(),
 		seen: config.GetAnnotations()[podindex.SeenAnnotation], noPod: config == nil,
 	}
@@ -88,7 +88,7 @@ func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 // pullImage answers a request to prove access for a proved credential, and forwards every other pull.
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
-	p := g.pullCall(g.newCall(ctx, "PullImage"), req)
+	p := g.pullCall(ctx, g.newCall(ctx, "PullImage"), req)
 	if err := g.fencedPull(p); err != nil {
 		return nil, err
 	}
@@ -108,11 +108,19 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker
 	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Sent: p.sent, Unasked: unasked})
 }
 
-func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
+func (p *pullCall) answered(v tracker.Verdict) bool { return p.answers(v) && (p.hidden || v.Proved) }
 
-// answers reports whether a verdict answers a pull. A grant does not: a kubelet must not record an untried credential.
-func answers(v tracker.Verdict) bool {
-	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
+// answers reports whether a verdict answers a pull. A grant does not, nor does a file for a pull with a credential: a
+// kubelet must not record an untried credential.
+func (p *pullCall) answers(v tracker.Verdict) bool {
+	switch v.Reason {
+	case policy.Granted:
+		return v.Proved
+	case policy.Shared, policy.Lent:
+		return v.Proved || p.anonymous
+	default:
+		return v.Allowed()
+	}
 }
 
 // answerFromNode answers a pull with the image on the node, once it has the endorsements that it needs.
@@ -143,7 +151,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	if !p.anonymous {
 		g.secrets(ctx, p.use)
 	}
-	p.loan = g.lend(p)
+	p.loan = g.lend(ctx, p)
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
@@ -329,10 +337,11 @@ func (g *Gate) serveLocalImage(
 	}
 	if g.c.OutageFallback && out.registryDown() {
 		v = g.judgePull(ctx, p, unasked)
-		return v, answers(v)
+		return v, p.answers(v)
 	}
 	// Without its UID, so that a pull that the registry has just refused leaves no grant for the next pre-check.
-	anonymous := g.use(p.call, tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}, p.name)
+	unnamed := tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
+	anonymous := g.use(ctx, p.call, unnamed, p.name)
 	nothing := g.c.Tracker.Sent(credential.Credential{}, tracker.Pod{})
 	v = g.judge(ctx, anonymous, tracker.Request{Image: p.present, Sent: nothing})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace

@@ -50,7 +50,7 @@ func (g *Gate) refusedRestore(u *use, imageID string) *decisionlog.Decision {
 func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi.RestorePodRequest) ([]byte, error) {
 	g.ready(ctx)
 	own, who := g.newCall(ctx, "RestorePod"), identify(req.GetConfig())
-	pod := g.candidate(own, who, req.GetConfig(), nil)
+	pod := g.candidate(ctx, own, who, req.GetConfig(), nil)
 	if !g.mayUseRestored(who) {
 		g.note(*g.refusedRestore(pod.use, ""))
 		return nil, refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED",
@@ -63,7 +63,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	}
 	judged := map[string]*candidate{}
 	for _, config := range req.GetContainerConfigs() {
-		n := g.candidate(own, who, req.GetConfig(), config)
+		n := g.candidate(ctx, own, who, req.GetConfig(), config)
 		if err := g.run(ctx, n, g.mayUseImage, g.mayMountImages, g.admit); err != nil {
 			return nil, err
 		}
@@ -87,7 +87,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 		n, described := judged[restored.GetName()]
 		if !described { // the call has no configuration for it
 			name := &runtimeapi.ContainerMetadata{Name: restored.GetName()}
-			n = g.candidate(own, who, req.GetConfig(), &runtimeapi.ContainerConfig{Metadata: name})
+			n = g.candidate(ctx, own, who, req.GetConfig(), &runtimeapi.ContainerConfig{Metadata: name})
 			n.undescribed = true
 		}
 		n.restored = true
@@ -105,22 +105,30 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	return raw, nil
 }
 
-// restoring says whether the runtime may restore checkpoints, if that is known since it was connected.
-type restoring struct{ known, may bool }
+// A runtimeKind has what is known of the runtime since it was connected: nothing if name is "".
+type runtimeKind struct {
+	name       string
+	mayRestore bool // checkpoints: all except containerd before 2.0
+}
 
-// mayRestore reports whether the runtime may restore checkpoints: all except containerd before 2.0.
-func (g *Gate) mayRestore(ctx context.Context) bool {
-	since := g.restoring.Load()
-	if since != nil && since.known {
-		return since.may
+const containerd = "containerd"
+
+// runtime returns what is known of the runtime, after it was asked.
+func (g *Gate) runtime(ctx context.Context) runtimeKind {
+	since := g.kind.Load()
+	if since != nil && since.name != "" {
+		return *since
 	}
 	name, version, err := g.c.Runtime.Version(ctx)
 	if err != nil {
-		return true
+		return runtimeKind{mayRestore: true}
 	}
 	major, _, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	n, err := strconv.Atoi(major)
-	may := name != "containerd" || err != nil || n >= 2
-	g.restoring.CompareAndSwap(since, &restoring{known: true, may: may}) // unless the connection has been lost since
-	return may
+	kind := runtimeKind{name, name != containerd || err != nil || n >= 2}
+	g.kind.CompareAndSwap(since, &kind) // unless the connection has been lost since
+	return kind
 }
+
+// mayRestore reports whether the runtime may restore checkpoints.
+func (g *Gate) mayRestore(ctx context.Context) bool { return g.runtime(ctx).mayRestore }

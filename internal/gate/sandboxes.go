@@ -15,7 +15,7 @@ func (g *Gate) runPodSandbox(
 ) ([]byte, error) {
 	if own := g.newCall(ctx, "RunPodSandbox"); own.policies != nil {
 		g.ready(ctx) // the chain admits a pod that ran before the node restarted
-		if err := g.run(ctx, g.candidate(own, identify(req.GetConfig()), req.GetConfig(), nil), g.admit); err != nil {
+		if err := g.run(ctx, g.candidate(ctx, own, identify(req.GetConfig()), req.GetConfig(), nil), g.admit); err != nil {
 			return nil, err
 		}
 	}

@@ -36,7 +36,9 @@ type sourcePod struct {
 	account  string
 }
 
-func (f *fakeSource) ServiceAccount(uid, _ string) string { return f.pods[uid].account }
+func (f *fakeSource) ServiceAccount(_ context.Context, uid, _ string) string {
+	return f.pods[uid].account
+}
 
 func (f *fakeSource) PullPolicies(uid string, image imageref.Ref) ([]string, bool) {
 	p, ok := f.pods[uid]

@@ -125,7 +125,7 @@ func (g *Gate) mayUseInstead(ctx context.Context, n *candidate) error {
 	}
 	u, r := n.use, tracker.Request{Image: named(n.image, n.name), Using: true}
 	if n.instead.ID != "" {
-		u = g.use(n.call, n.pod, imageref.Ref{})
+		u = g.use(ctx, n.call, n.pod, imageref.Ref{})
 		r = tracker.Request{Image: n.image, Substituted: true, Using: true, Except: n.name.Repository()}
 	}
 	d := g.decide(ctx, u, r, g.c.Tracker.Check)
@@ -161,7 +161,7 @@ func (g *Gate) lateReadBack(ctx context.Context, own *call, id string) error {
 		}
 	}
 	reported := &runtimeapi.ContainerConfig{Metadata: c.GetMetadata(), Image: g.usedSpec(ctx, who, c)}
-	n := g.candidate(own, who, nil, reported)
+	n := g.candidate(ctx, own, who, nil, reported)
 	n.late, n.reported, n.restored = true, c, wasRestored(c) && !g.c.Shadow
 	if err = g.run(ctx, n, g.notRestored, g.mayUseImage, g.readMounts, g.mayMountImages); err == nil {
 		n.restored = g.allowRestores.Load() // perhaps by a RestorePod whose answer was lost; not every runtime says so

@@ -49,7 +49,7 @@ type attempt struct {
 // Disconnected says that the runtime was lost; the gate rebuilds the state in memory when it is back.
 func (g *Gate) Disconnected() {
 	g.synced.done.Store(false)
-	g.restoring.Store(&restoring{})
+	g.kind.Store(&runtimeKind{})
 	g.synced.mu.Lock()
 	defer g.synced.mu.Unlock()
 	g.synced.pause = 0

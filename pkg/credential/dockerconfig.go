@@ -60,27 +60,38 @@ func unmarshal(payload []byte, file any, found *auths) error {
 	return nil
 }
 
-// DockerConfigLogin returns what a kubelet would send first for an image of a repository: the login of the most
-// specific entry of a config.json that is not anonymous, with user name and password. ok is false if there is none,
-// also if the patterns are too many to compare. The errors are those of ParseDockerConfigJSON.
-func DockerConfigLogin(payload []byte, repository string) (l Login, ok bool, err error) {
+// Logins are the entries of a config.json that have both a user name and a password. They are in clear text: callers
+// do not keep them.
+type Logins struct {
+	entries Sealed // with the key of the file in place of an ID
+	byKey   map[string]account
+}
+
+// ParseLogins parses the content of a config.json. The errors are those of ParseDockerConfigJSON.
+func ParseLogins(payload []byte) (Logins, error) {
 	var file struct {
 		Auths auths `json:"auths"`
 	}
 	if err := unmarshal(payload, &file, &file.Auths); err != nil {
-		return Login{}, false, err
+		return Logins{}, err
 	}
 	var entries []entry
 	for key, a := range file.Auths.byKey {
-		if p, ok := parseKey(key); ok && !a.credential.Anonymous() {
-			entries = append(entries, entry{p, ID(key)}) // the key of the file in place of an ID
+		if p, ok := parseKey(key); ok && a.login.Username != "" && a.login.Password != "" {
+			entries = append(entries, entry{p, ID(key)})
 		}
 	}
-	offers, _ := SealedKeyring{newSealed(entries)}.First(repository, 1)
+	return Logins{newSealed(entries), file.Auths.byKey}, nil
+}
+
+// For returns the login that a kubelet would send first for an image of a repository: that of the most specific entry.
+// ok is false if there is none, also if the patterns are too many to compare.
+func (l Logins) For(repository string) (login Login, ok bool) {
+	offers, _ := SealedKeyring{l.entries}.First(repository, 1)
 	if len(offers) == 0 {
-		return Login{}, false, nil
+		return Login{}, false
 	}
-	return file.Auths.byKey[string(offers[0].ID)].login, true, nil
+	return l.byKey[string(offers[0].ID)].login, true
 }
 
 // auths is a JSON object of entries. It stops at MaxEntries, so that the memory for a payload stays near its size.

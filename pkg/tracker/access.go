@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -12,34 +13,43 @@ import (
 // An Access says by files of an operator which pods may use an image although they proved nothing, and which may not
 // use it at all. It is immutable and may be used concurrently.
 type Access interface {
-	// Rights returns what the files say about a pod. A namespace or service account that is not known is "".
+	// Rights returns what the files say about a pod. A namespace or service account that is not known is "". For a
+	// repository that is not known, "", every Fence counts, and no other file.
 	Rights(repository, namespace, serviceAccount string) policy.FileRights
-	// MayGrant reports whether a file may let a pod of the namespace use what others have proved.
+	// MayGrant reports whether a file may let a pod of the namespace, "" for any, use what others have proved.
 	MayGrant(repository, namespace string) bool
 }
 
 // SetAccess replaces the access for every judgement that begins after SetAccess returns; nil is none. ended reports
 // whether a file that let pods use a repository is no longer in force, or has changed; nil is for none. Then no grant
-// is restored from a container that is older: it may have started by that right alone. That is on disk before the new
-// access is in force. After an error it is not on disk, the new access is in force all the same, and the caller calls
-// SetAccess again.
-func (t *Tracker) SetAccess(a Access, ended func(repository string) bool) (err error) {
+// is restored from a container that is older: it may have started by that right alone. That is written after the new
+// access is in force, so that no container by the old one is younger. After an error it is not on disk, and the caller
+// calls SetAccess again; no grant for these repositories is restored until then.
+func (t *Tracker) SetAccess(a Access, ended func(repository string) bool) error {
 	t.turn.Lock()
 	defer t.turn.Unlock()
-	if ended != nil {
-		if err = t.noteEnded(ended); err != nil {
-			err = fmt.Errorf("note that a right to images has ended: %w", err)
-		}
-	}
-	t.mu.Lock() // no judgement by the old access adds a grant afterwards
-	defer t.mu.Unlock()
 	var to *Access
 	if a != nil {
 		to = &a
 	}
 	t.access.Store(to)
 	t.revocations.Add(1) // what was judged before is judged again
-	return err
+	t.withdrawn = ended
+	if ended == nil {
+		return nil
+	}
+	if err := t.noteEnded(ended); err != nil {
+		return fmt.Errorf("note that a right to images has ended: %w", err)
+	}
+	t.withdrawn = nil
+	return nil
+}
+
+// mayBeShared reports whether a pod of the namespace, "" for any, may have used a repository by a file alone. It is
+// called with turn held.
+func (t *Tracker) mayBeShared(repository, namespace string) bool {
+	a := t.access.Load()
+	return a != nil && (*a).MayGrant(repository, namespace) || t.withdrawn != nil && t.withdrawn(repository)
 }
 
 func (t *Tracker) noteEnded(ended func(repository string) bool) error {
@@ -59,41 +69,62 @@ func (t *Tracker) noteEnded(ended func(repository string) bool) error {
 	return err
 }
 
-// Fences returns the file by which a pod may not use a repository, "" if there is none, for images that are absent too.
-func (t *Tracker) Fences(p Pod, repository, serviceAccount string) (file string) {
+// Fences returns the files that exclude a pod from a repository, "" if there is none, for images that are absent too.
+// If the repository is not known, "", any may be meant.
+func (t *Tracker) Fences(p Pod, repository, serviceAccount string) (enforced, audited string) {
 	a := t.access.Load()
 	if a == nil || t.Exempt(p) {
-		return ""
+		return "", ""
 	}
-	return (*a).Rights(repository, p.Namespace, serviceAccount).Enforced.Fence
+	r := (*a).Rights(repository, p.Namespace, serviceAccount)
+	return r.Enforced.Fence, r.Audited.Fence
 }
 
-// rights returns what the access says about a pair. A name that the image does not have stands for every repository of
-// the image, so that no other name evades a Fence.
-func (q *question) rights(p records.Pair) policy.FileRights {
-	r := q.access.Rights(p.Repository, q.Pod.Namespace, q.ServiceAccount)
-	if q.byID(p) {
+// fileRights are what the access says about a pair.
+type fileRights struct {
+	own policy.FileRights
+	// enforced and audited are the Fences for any repository of the image.
+	enforced, audited string
+}
+
+// readRights reads what the access says about a pair. Tenants influence how many names an image has, so it is called
+// without a lock.
+func (q *question) readRights(p records.Pair) {
+	if q.access == nil {
+		return
+	}
+	if q.files == nil {
+		q.files = &fileRights{}
 		for _, repository := range q.Image.Repositories() {
-			also := q.access.Rights(repository, q.Pod.Namespace, q.ServiceAccount)
-			if r.Enforced.Fence == "" {
-				r.Enforced.Fence = also.Enforced.Fence
-			}
-			if r.Audited.Fence == "" {
-				r.Audited.Fence = also.Audited.Fence
-			}
+			r := q.access.Rights(repository, q.Pod.Namespace, q.ServiceAccount)
+			q.files.enforced = cmp.Or(q.files.enforced, r.Enforced.Fence)
+			q.files.audited = cmp.Or(q.files.audited, r.Audited.Fence)
 		}
 	}
-	return r
+	q.files.own = q.access.Rights(p.Repository, q.Pod.Namespace, q.ServiceAccount)
 }
 
-// decide applies the rules to the evidence, with the rights by files if there are any.
+// needsNothing reports whether a verdict is an Allow for a name for which no pod has proved anything. A tenant can give
+// an image such a name (docs/design/0022), so that any Fence for a repository of the image counts.
+func needsNothing(d policy.Decision, e policy.Evidence, record *records.Record) bool {
+	pulled := record != nil && (record.Open || len(record.Proofs) > 0)
+	return (d.Reason == policy.NeverVerify || d.Reason == policy.Allowlisted || d.Reason == policy.Preloaded) &&
+		!pulled && !e.Granted
+}
+
+// decide applies the rules to the evidence, with the rights by files if there are any. A name that the image does not
+// have stands for every repository of the image, so that no other name evades a Fence.
 func (j *judgement) decide(q *question, e policy.Evidence, record *records.Record, now time.Time) {
 	j.Access, j.AccessAudit = "", ""
-	if q.access == nil {
+	if q.files == nil {
 		j.evidence, j.Decision = e, q.rules.Policy.Judge(e)
 		return
 	}
-	r := q.rights(j.Pair)
+	r := q.files.own
+	if q.byID(j.Pair) || needsNothing(q.rules.Policy.Judge(e), e, record) {
+		r.Enforced.Fence = cmp.Or(r.Enforced.Fence, q.files.enforced)
+		r.Audited.Fence = cmp.Or(r.Audited.Fence, q.files.audited)
+	}
 	proved := record != nil && (record.Open || slices.ContainsFunc(record.Proofs, func(p records.Proof) bool {
 		s := q.rules.status(&p, now)
 		return s == Valid || s == InGrace

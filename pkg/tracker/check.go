@@ -80,8 +80,9 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 // A question is a request with what is worked out once for all its pairs.
 type question struct {
 	Request
-	rules  *Rules // SetRules affects all of a judgement or nothing
-	access Access // nil if there is none
+	rules  *Rules      // SetRules affects all of a judgement or nothing
+	access Access      // nil if there is none
+	files  *fileRights // nil if there is none; of the pair that is judged
 }
 
 func (t *Tracker) question(r Request) question {
@@ -129,7 +130,12 @@ func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	if name.Parsed() {
 		e.Exempt = rules.exemption(p)
 	}
-	return rules.Policy.Judge(e)
+	d := rules.Policy.Judge(e)
+	if a := t.access.Load(); d.Reason == policy.NeverVerify && a != nil &&
+		(*a).Rights("", p.Namespace, "").Enforced.Fence != "" { // whatever the image is
+		d = policy.Decision{Reason: policy.ImageIDName}
+	}
+	return d
 }
 
 // pairsFor yields the pair of an image and a name, or without a name those of all repositories of the image.
@@ -167,6 +173,7 @@ func (r *Request) byID(p records.Pair) bool {
 // checkPair judges one pair, and applies the effects of the verdict: on disk, then in memory.
 func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Verdict {
 	var done progress
+	q.readRights(p)
 	for {
 		v, e, ok := t.repeated(q, p, done)
 		switch {

@@ -39,6 +39,7 @@ func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 }
 
 func (t *Tracker) explainPair(ctx context.Context, q *question, p records.Pair) Explanation {
+	q.readRights(p)
 	t.mu.RLock()
 	f := t.factsLocked(q, p)
 	e := Explanation{}

@@ -107,7 +107,7 @@ func (t *Tracker) restorable(
 		return nil, errRevokedSince
 	}
 	for p := range pairsFor(name, img) {
-		if a := t.access.Load(); a != nil && (*a).MayGrant(p.Repository, namespace) {
+		if t.mayBeShared(p.Repository, namespace) {
 			if name.Empty() {
 				return nil, errByFile // which of the repositories the pod has used is not known
 			}

@@ -58,12 +58,26 @@ func (t *Tracker) TakeOver(data []byte) (int, error) {
 	case h.Store != t.store.WrittenBefore() || h.Store == 0:
 		return 0, errors.New("take grants over: the store was written since")
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.turn.Lock() // no revocation happens between reading the records and adding the grants
+	defer t.turn.Unlock()
+	n := 0
 	for _, g := range h.Grants {
-		if g.ImageID != "" && g.Repository != "" {
+		if g.ImageID != "" && g.Repository != "" && !t.mayBeOfFile(&g) {
+			t.mu.Lock()
 			t.addGrantLocked(g.Pod, g.Pair, g.grant)
+			t.mu.Unlock()
+			n++
 		}
 	}
-	return len(h.Grants), nil
+	return n, nil
+}
+
+// mayBeOfFile reports whether a grant was restored from a container that perhaps started by a file of [Access] alone.
+// A version before Access hands such grants over. The tracker restores the grant again, unless it may not.
+func (t *Tracker) mayBeOfFile(g *handedGrant) bool {
+	if g.Created.IsZero() {
+		return false
+	}
+	f, err := t.store.Lookup(g.Pair)
+	return err != nil || f.Record != nil && !g.Created.After(f.Record.Revoked) || t.mayBeShared(g.Repository, "")
 }

@@ -85,8 +85,9 @@ type Tracker struct {
 	options     Options // except for the rules
 	log         klog.Logger
 	rules       atomic.Pointer[Rules]
-	access      atomic.Pointer[Access] // nil if there is none
-	revocations atomic.Uint64          // see Revocations
+	access      atomic.Pointer[Access]       // nil if there is none
+	withdrawn   func(repository string) bool // see SetAccess; guarded by turn, nil if all that has ended is on disk
+	revocations atomic.Uint64                // see Revocations
 
 	turn sync.Mutex // see the package comment
 

@@ -228,9 +228,10 @@ func (s *Source) PullPolicies(uid string, image imageref.Ref) (policies []string
 	return policies, known
 }
 
-// ServiceAccount returns the name of the service account of a pod in a namespace, "" if it is not known.
-func (s *Source) ServiceAccount(uid, namespace string) string {
-	if p, known := s.ByUID(uid); known && p.Namespace == namespace {
+// ServiceAccount returns the name of the service account of a pod in a namespace, "" if it is not known. It awaits the
+// pod.
+func (s *Source) ServiceAccount(ctx context.Context, uid, namespace string) string {
+	if p, known := s.Await(ctx, uid); known && p.Namespace == namespace {
 		return p.account
 	}
 	return ""

@@ -583,6 +583,15 @@ func TestAwaitWaitsForAPodThatTheKubeletKnowsFirst(t *testing.T) {
 		if p, ok := w.source.Await(w.Context(), "u1"); !ok || p.Name != "web" {
 			t.Errorf("Await = %v, %v; want the pod that came", p.Name, ok)
 		}
+		late := pod("late", "u2", app)
+		late.Spec.ServiceAccountName = "builder"
+		time.AfterFunc(time.Second/2, func() { w.api.change("ADDED", late) })
+		if got := w.source.ServiceAccount(w.Context(), "u2", late.Namespace); got != "builder" {
+			t.Errorf("ServiceAccount of a pod that comes = %q; want builder", got)
+		}
+		if got := w.source.ServiceAccount(w.Context(), "u2", "other"); got != "" {
+			t.Errorf("ServiceAccount in another namespace = %q; want none", got)
+		}
 		began = time.Now()
 		if _, ok := w.source.Await(w.Context(), "u1"); !ok || time.Since(began) != 0 {
 			t.Errorf("a pod that is known: %v after %v; want true at once", ok, time.Since(began))

@@ -67,14 +67,14 @@ func (s *Server) judge(
 	}
 	account := ""
 	if s.c.PodSource != nil && who.UID != "" {
-		account = s.c.PodSource.ServiceAccount(who.UID, who.Namespace)
+		account = s.c.PodSource.ServiceAccount(ctx, who.UID, who.Namespace)
 	}
 	c.Explanation = s.c.Tracker.Explain(ctx, tracker.Request{
 		Pod: identity(who), Name: name, Image: present, Secrets: c.Secrets, Unasked: c.PullPolicy == tracker.PullNever,
 		ServiceAccount: account,
 	})
 	if c.Reason == policy.Absent { // a Fence needs no image
-		if c.Access = s.c.Tracker.Fences(identity(who), name.Repository(), account); c.Access != "" {
+		if c.Access, _ = s.c.Tracker.Fences(identity(who), name.Repository(), account); c.Access != "" {
 			c.Reason, c.Pair.Repository = policy.Fenced, name.Repository()
 		}
 	}

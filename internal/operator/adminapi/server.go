@@ -64,7 +64,7 @@ type PodSource interface { //nolint:interfacebloat // one source has five kinds 
 	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
 	Uses(uid string, image imageref.Ref) (uses []podsource.Use, known bool)
 	// ServiceAccount returns the name of the pod's service account, "" if it is not known.
-	ServiceAccount(uid, namespace string) string
+	ServiceAccount(ctx context.Context, uid, namespace string) string
 	// Secrets returns the credentials for an image, and whether the list is complete. It may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
 }

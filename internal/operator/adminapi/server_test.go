@@ -114,7 +114,7 @@ func (n *node) Pods() []podsource.Listed {
 }
 
 // ServiceAccount returns that of every pod in namespace team-s.
-func (*node) ServiceAccount(_, namespace string) string {
+func (*node) ServiceAccount(_ context.Context, _, namespace string) string {
 	if namespace == "team-s" {
 		return "builder"
 	}

@@ -807,6 +807,13 @@ func TestPoliciesWithoutBackends(t *testing.T) {
 			n.policyFiles(lendFile)
 			n.file("/etc/pullgate/lend.json", 0o600, `{"auths":{"quay.io":{"username":"u","password":"p"}}}`)
 		}},
+		{"a Lend, and NeverVerify from the kubelet", func(n *testNode) {
+			n.policyFiles(lendFile)
+			n.file("/etc/pullgate/lend.json", 0o600, `{"auths":{"quay.io":{"username":"u","password":"p"}}}`)
+			n.Config.KubeletConfig = "/var/lib/kubelet/config.yaml"
+			n.Config.ImagePullCredentialsVerificationPolicy = "NeverVerify"
+			n.Config.AllowRestores = true
+		}},
 		{"a whole public registry", func(n *testNode) {
 			n.policyFiles(strings.ReplaceAll(strings.ReplaceAll(lendFile, "quay.io/team/*", "quay.io/*"),
 				"Lend, credentials: {dockerConfigFile: /etc/pullgate/lend.json}", "Fence"))

@@ -76,10 +76,18 @@ func (n Node) policies(ctx context.Context) []Finding {
 }
 
 func (n Node) imageAccess(set *imageaccess.Set) (all []Finding) {
+	if set.Gives() && n.Config.NeverVerifyByKubelet() {
+		all = fail("remove kubeletConfig, and set imagePullCredentialsVerificationPolicy in the configuration of pullgated",
+			"%s", imageaccess.Unverified)
+	}
+	if len(set.Files()) > 0 && n.Config.AllowRestores {
+		all = append(all, warn("set allowRestores: false, unless pods need to be restored from checkpoints",
+			"allowRestores is true: which image a restored container uses may be unknown, so a Fence may not exclude it")...)
+	}
 	for _, w := range set.Warnings() {
 		all = append(all, warn("write the repositories that are meant", "%s", w)...)
 	}
-	for _, err := range set.Unusable(func(path string) string { return n.Path(path) }) {
+	for _, err := range new(imageaccess.Prober).Unusable(set, func(path string) string { return n.Path(path) }) {
 		all = append(all, warn("make it a docker configuration with an entry for the images, owned by root, mode 0600",
 			"%v", err)...)
 	}

@@ -42,7 +42,7 @@ type Metrics struct {
 	answers, conflicts, open, verifications *prometheus.CounterVec
 	policies, unjudged, policiesReloaded    *prometheus.GaugeVec
 	accessFailing                           *prometheus.GaugeVec
-	uses                                    *prometheus.CounterVec
+	uses, audited                           *prometheus.CounterVec
 }
 
 // New returns metrics with a registry. methods are the full methods, "/runtime.v1.ImageService/PullImage", to name.
@@ -64,6 +64,11 @@ func New(version, goVersion string, methods []string) *Metrics {
 		"right")
 	for _, right := range policy.Rights() {
 		m.uses.WithLabelValues(right)
+	}
+	m.audited = m.counter("pullgate_image_access_audited_total", "Judgements that a file of kind ImageAccess with mode "+
+		"Audit would turn, by the verdict that it would have.", "verdict")
+	for _, v := range []policy.Verdict{policy.Allow, policy.Reverify} {
+		m.audited.WithLabelValues(v.String())
 	}
 	m.verdicts = m.counter("pullgate_verdicts_total",
 		"Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
@@ -234,6 +239,9 @@ func (m *Metrics) Use(reason policy.Reason) {
 		m.uses.WithLabelValues(right).Inc()
 	}
 }
+
+// Audited counts a judgement that a file with mode Audit would turn into a verdict.
+func (m *Metrics) Audited(would policy.Verdict) { m.audited.WithLabelValues(would.String()).Inc() }
 
 // Refused counts a pre-check ("ImageStatus") answered as if the image were absent, or a call with PermissionDenied.
 func (m *Metrics) Refused(call string) {

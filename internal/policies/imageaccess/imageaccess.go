@@ -67,24 +67,55 @@ type File struct {
 	From       []From
 	Credential string // the path of the docker configuration of a Lend
 
-	patterns []pattern
+	patterns   []pattern
+	namespaces map[string]bool         // of from
+	accounts   map[ServiceAccount]bool // of from
+	within     map[string]bool         // the namespaces of accounts
 }
 
 // A Set has the files of a folder, by name. It is immutable. A nil Set has none.
 type Set struct {
 	files    []*File
+	grants   map[string][]rule // Shares and Lends by canonical registry
+	fences   map[string][]rule // by sameRegistry
 	accounts bool
 	warnings []string
+}
+
+// A rule has those patterns of a file that are for one registry.
+type rule struct {
+	file     *File
+	patterns []pattern
+}
+
+func newSet(files []*File, warnings []string) *Set {
+	s := &Set{files: files, grants: map[string][]rule{}, fences: map[string][]rule{}, warnings: warnings}
+	for _, f := range files {
+		s.accounts = s.accounts || len(f.accounts) > 0
+		by := s.grants
+		if f.Grant == Fence {
+			by = s.fences
+		}
+		for _, p := range f.patterns {
+			if last := len(by[p.registry]) - 1; last >= 0 && by[p.registry][last].file == f {
+				of := &by[p.registry][last]
+				of.patterns = append(of.patterns, p)
+			} else {
+				by[p.registry] = append(by[p.registry], rule{f, []pattern{p}})
+			}
+		}
+	}
+	return s
 }
 
 // Load reads files into a Set: all of them or none; see [strictyaml.Load].
 func Load(files []strictyaml.File) (*Set, error) {
 	d := &strictyaml.Decoder{RefuseNull: true}
-	s := &Set{}
+	var warnings []string
 	all, err := strictyaml.Load(files, func(f strictyaml.File) (*File, string, []error) {
-		loaded, warnings, errs := parse(d, f.Data)
-		for _, w := range warnings {
-			s.warnings = append(s.warnings, f.Name+": "+w)
+		loaded, warned, errs := parse(d, f.Data)
+		for _, w := range warned {
+			warnings = append(warnings, f.Name+": "+w)
 		}
 		return loaded, loaded.Name, errs
 	}, strictyaml.NameTaken)
@@ -92,17 +123,39 @@ func Load(files []strictyaml.File) (*Set, error) {
 		return nil, err
 	}
 	slices.SortFunc(all, func(a, b *File) int { return cmp.Compare(a.Name, b.Name) })
-	for i, f := range all {
-		for _, other := range all[:i] {
-			if f.Grant == Lend && other.Grant == Lend && f.overlaps(other) {
-				return nil, fmt.Errorf("%s %s: an image and a pod of it are also in %s; which credential to lend is not clear",
+	images := 0
+	for _, f := range all {
+		images += len(f.patterns)
+	}
+	if images > maxPatterns {
+		return nil, fmt.Errorf("files of kind %s have %d images; at most %d in all", Kind, images, maxPatterns)
+	}
+	if err := oneLend(all); err != nil {
+		return nil, err
+	}
+	return newSet(all, warnings), nil
+}
+
+// maxPatterns bounds the images of all files.
+const maxPatterns = 4096
+
+// oneLend returns an error if two files lend for one image and pod.
+func oneLend(all []*File) error {
+	lends := slices.DeleteFunc(slices.Clone(all), func(f *File) bool { return f.Grant != Lend })
+	c := comparer{left: maxSteps}
+	for i, f := range lends {
+		for _, other := range lends[:i] {
+			if c.overlap(f, other) {
+				return fmt.Errorf("%s %s: an image and a pod of it are also in %s; which credential to lend is not clear",
 					Kind, f.Name, other.Name)
 			}
+			if c.left < 0 {
+				return fmt.Errorf("%s %s: too many images of files with grant: Lend to compare; use fewer, or fewer wildcards",
+					Kind, f.Name)
+			}
 		}
-		s.accounts = s.accounts || slices.ContainsFunc(f.From, func(from From) bool { return from.ServiceAccounts != nil })
 	}
-	s.files = all
-	return s, nil
+	return nil
 }
 
 func parse(d *strictyaml.Decoder, data []byte) (f *File, warnings []string, errs []error) {
@@ -121,7 +174,7 @@ func parse(d *strictyaml.Decoder, data []byte) (f *File, warnings []string, errs
 		c.errs = append(c.errs, field.NotSupported(spec.Child("grant"), f.Grant, []Grant{Share, Lend, Fence}))
 	}
 	c.images(spec.Child("images"), f, &warnings)
-	c.from(spec.Child("from"), f.From)
+	c.from(spec.Child("from"), f)
 	at := spec.Child("credentials")
 	switch given := doc.Spec.Credentials; {
 	case f.Grant != Lend && given != nil:
@@ -201,23 +254,29 @@ func (c *checker) images(at *field.Path, f *File, warnings *[]string) {
 				*warnings = append(*warnings, fmt.Sprintf("%s: %s is a whole public registry", at.Index(i), text))
 			}
 		}
+		if f.Grant == Fence {
+			p.registry = sameRegistry(p.registry)
+		}
 		f.patterns = append(f.patterns, p)
 	}
 }
 
-func (c *checker) from(at *field.Path, from []From) {
-	if len(from) == 0 {
+func (c *checker) from(at *field.Path, f *File) {
+	if len(f.From) == 0 {
 		c.required(at, "must have at least one entry; an entry has namespaces or serviceAccounts")
 	}
-	for i, f := range from {
+	f.namespaces, f.accounts, f.within = map[string]bool{}, map[ServiceAccount]bool{}, map[string]bool{}
+	for i, from := range f.From {
 		at := at.Index(i)
-		if (len(f.Namespaces) == 0) == (len(f.ServiceAccounts) == 0) {
+		if (len(from.Namespaces) == 0) == (len(from.ServiceAccounts) == 0) {
 			c.required(at, "must have namespaces or serviceAccounts, with at least one entry")
 		}
-		for j, ns := range f.Namespaces {
+		for j, ns := range from.Namespaces {
+			f.namespaces[ns] = true
 			c.each(at.Child("namespaces").Index(j), ns, validation.IsDNS1123Label(ns))
 		}
-		for j, a := range f.ServiceAccounts {
+		for j, a := range from.ServiceAccounts {
+			f.accounts[a], f.within[a.Namespace] = true, true
 			at := at.Child("serviceAccounts").Index(j)
 			c.each(at.Child("namespace"), a.Namespace, validation.IsDNS1123Label(a.Namespace))
 			c.each(at.Child("name"), a.Name, validation.IsDNS1123Subdomain(a.Name))
@@ -244,50 +303,34 @@ func (s *Set) Warnings() []string {
 // NeedsServiceAccounts reports whether a file selects pods by their service account.
 func (s *Set) NeedsServiceAccounts() bool { return s != nil && s.accounts }
 
-func (f *File) matches(t target) bool {
-	return slices.ContainsFunc(f.patterns, func(p pattern) bool { return p.matches(t) })
-}
-
 // includes reports whether a pod is in from. What is not known is "" and matches nothing.
 func (f *File) includes(namespace, account string) bool {
-	return namespace != "" && slices.ContainsFunc(f.From, func(from From) bool {
-		return slices.Contains(from.Namespaces, namespace) ||
-			account != "" && slices.Contains(from.ServiceAccounts, ServiceAccount{namespace, account})
-	})
+	return namespace != "" && (f.namespaces[namespace] || account != "" && f.accounts[ServiceAccount{namespace, account}])
 }
 
-func (f *File) overlaps(g *File) bool {
-	return slices.ContainsFunc(f.patterns, func(p pattern) bool { return slices.ContainsFunc(g.patterns, p.overlaps) }) &&
-		(f.meets(g) || g.meets(f))
-}
-
-// meets reports whether a pod of from is also in that of another file.
-func (f *File) meets(g *File) bool {
-	return slices.ContainsFunc(f.From, func(from From) bool {
-		return slices.ContainsFunc(from.Namespaces, g.mayInclude) ||
-			slices.ContainsFunc(from.ServiceAccounts, func(a ServiceAccount) bool { return g.includes(a.Namespace, a.Name) })
-	})
-}
-
-// mayInclude reports whether a pod of a namespace can be in from.
+// mayInclude reports whether a pod of a namespace, "" for any, can be in from.
 func (f *File) mayInclude(namespace string) bool {
-	return slices.ContainsFunc(f.From, func(from From) bool {
-		return slices.Contains(from.Namespaces, namespace) ||
-			slices.ContainsFunc(from.ServiceAccounts, func(a ServiceAccount) bool { return a.Namespace == namespace })
-	})
+	return namespace == "" || f.namespaces[namespace] || f.within[namespace]
 }
 
-// Rights returns what the files say about a pod and a repository. Unknown names of namespace and account are "".
+// MayInclude reports whether a pod of a namespace can be in from of a file, by its service account.
+func (s *Set) MayInclude(file, namespace string) bool {
+	return slices.ContainsFunc(s.Files(), func(f *File) bool { return f.Name == file && f.mayInclude(namespace) })
+}
+
+// Rights returns what the files say about a pod and a repository. Unknown names of namespace and account are "". For an
+// unknown repository, "", every Fence counts, and no other file.
 func (s *Set) Rights(repository, namespace, account string) (r policy.FileRights) {
-	t := targetOf(repository)
-	for _, f := range s.Files() {
+	if s == nil {
+		return r
+	}
+	add := func(f *File) bool {
 		to := &r.Enforced
 		if f.Audit {
 			to = &r.Audited
 		}
-		in := f.includes(namespace, account)
-		switch {
-		case in == (f.Grant == Fence) || !f.matches(t):
+		switch in := f.includes(namespace, account); {
+		case in == (f.Grant == Fence):
 		case f.Grant == Fence:
 			to.Fence = cmp.Or(to.Fence, f.Name)
 		case f.Grant == Lend:
@@ -295,14 +338,40 @@ func (s *Set) Rights(repository, namespace, account string) (r policy.FileRights
 		default:
 			to.Share = cmp.Or(to.Share, f.Name)
 		}
+		return false
+	}
+	t := targetOf(repository)
+	matching(s.grants, t, add)
+	t.registry = sameRegistry(t.registry)
+	matching(s.fences, t, add)
+	if repository == "" {
+		for _, f := range s.files {
+			if f.Grant == Fence {
+				add(f)
+			}
+		}
 	}
 	return r
 }
 
-// MayGrant reports whether a file may allow a pod of a namespace to use a repository, whatever its service account is.
-func (s *Set) MayGrant(repository, namespace string) bool {
-	t := targetOf(repository)
-	return slices.ContainsFunc(s.Files(), func(f *File) bool {
-		return f.Grant != Fence && !f.Audit && f.mayInclude(namespace) && f.matches(t)
+// matching calls do for the files that match a target, until it returns true.
+func matching(by map[string][]rule, t target, do func(*File) bool) bool {
+	return slices.ContainsFunc(by[t.registry], func(r rule) bool {
+		return slices.ContainsFunc(r.patterns, func(p pattern) bool { return p.matches(t) }) && do(r.file)
 	})
 }
+
+// MayGrant reports whether a file may allow a pod of a namespace, "" for any, to use a repository, whatever its service
+// account is.
+func (s *Set) MayGrant(repository, namespace string) bool {
+	return s != nil && matching(s.grants, targetOf(repository), func(f *File) bool {
+		return !f.Audit && f.mayInclude(namespace)
+	})
+}
+
+// Unverified is what is wrong if a set gives a right and nothing is verified because the kubelet does not verify.
+const Unverified = "files of kind ImageAccess share or lend images, and kubeletConfig has the policy NeverVerify: " +
+	"pullgate verifies nothing, and every pod may use every image on the node"
+
+// Gives reports whether a Share or a Lend is enforced.
+func (s *Set) Gives() bool { return slices.ContainsFunc(s.Files(), (*File).gives) }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/internal/policies/imageaccess"
@@ -43,7 +44,8 @@ func TestPatterns(t *testing.T) {
 		{"repo.test/aa*aa", "repo.test/aaaa repo.test/aa/aa", "repo.test/aaa"},
 		{"repo.test:5000/x", "repo.test:5000/x repo.test:05000/x", "repo.test/x repo.test:5001/x"},
 		{"localhost/x", "localhost/x", "docker.io/localhost/x"},
-		{"docker.io/busybox", "docker.io/library/busybox index.docker.io/library/busybox", "docker.io/x/busybox"},
+		{"docker.io/busybox", "docker.io/library/busybox index.docker.io/library/busybox registry-1.docker.io/busybox " +
+			"registry.hub.docker.com/busybox", "docker.io/x/busybox"},
 		{"docker.io/busy*", "docker.io/library/busybox docker.io/busy/x", "docker.io/library/x"},
 		{"index.docker.io/team/*", "docker.io/team/app registry-1.docker.io/team/app", "docker.io/library/team"},
 		{"registry-1.docker.io/team/app", "docker.io/team/app", "docker.io/library/app"},
@@ -85,7 +87,8 @@ func TestRights(t *testing.T) {
 		{"repo.test/a/fenced", "team-b", "x", policy.NamedRights{Share: "share"}}, // of both
 		{"repo.test/a/fenced", "team-d", "x", policy.NamedRights{Share: "share", Fence: "fence-1"}},
 		{"repo.test/a/fenced", "", "", policy.NamedRights{Fence: "fence-1"}},
-		{"", "team-b", "", policy.NamedRights{}},
+		{"", "team-b", "", policy.NamedRights{Fence: "fence-2"}}, // any repository may be meant
+		{"", "team-a", "", policy.NamedRights{}},
 	} {
 		got := s.Rights(tc.repository, tc.namespace, tc.account)
 		if want := (policy.FileRights{Enforced: tc.want}); got != want {
@@ -93,8 +96,8 @@ func TestRights(t *testing.T) {
 		}
 	}
 	for may, of := range map[bool][][2]string{
-		true:  {{"repo.test/a/x", "team-b"}, {"repo.test/a/lent", "team-c"}},
-		false: {{"repo.test/a/x", "team-a"}, {"repo.test/a/x", "team-c"}, {"repo.test/b", "team-b"}, {"repo.test/a/x", ""}},
+		true:  {{"repo.test/a/x", "team-b"}, {"repo.test/a/lent", "team-c"}, {"repo.test/a/x", ""}},
+		false: {{"repo.test/a/x", "team-a"}, {"repo.test/a/x", "team-c"}, {"repo.test/b", "team-b"}, {"repo.test/b", ""}},
 	} {
 		for _, x := range of {
 			if got := s.MayGrant(x[0], x[1]); got != may {
@@ -226,4 +229,74 @@ func FuzzPatterns(f *testing.F) {
 			t.Errorf("%q matches %q: %v, with the registry in upper case: %v", pattern, repository, fenced, same)
 		}
 	})
+}
+
+// An ECR registry has several hosts. A Fence is for all of them, a Share and a Lend for that of their pattern.
+func TestFenceOfECR(t *testing.T) {
+	same := []string{
+		"1.dkr.ecr.eu-west-1.amazonaws.com", "1.dkr-ecr.eu-west-1.on.aws", "1.dkr.ecr-fips.eu-west-1.amazonaws.com",
+		"1.dkr-ecr-fips.eu-west-1.on.aws", "1.DKR-ecr.eu-west-1.on.aws:443", "1.dkr.ecr.eu-west-1.amazonaws.com.cn",
+		"1.dkr-ecr.eu-west-1.on.amazonwebservices.com.cn",
+	}
+	others := []string{
+		"2.dkr.ecr.eu-west-1.amazonaws.com", "1.dkr.ecr.eu-west-2.amazonaws.com", "1.dkr.ecr.eu-west-1.amazonaws.com:8443",
+		"1.dkr.ecr.eu-west-1.amazonaws.com.evil.test", "1.dkr.ecrx.eu-west-1.on.aws", "1.dkr", "1.dkr.", "dkr.ecr.x.on.aws",
+		"1.dkr.ecr.a.b.on.aws", "1.dkr.ecr.on.aws", "1.dkrxecr.eu-west-1.on.aws",
+	}
+	for _, pattern := range same {
+		images := `["` + pattern + `/team/*"]`
+		s := load(t, file("f", "Fence", images, toB), file("s", "Share", images, "[{namespaces: [team-c]}]"))
+		for i, host := range append(same, others...) {
+			r := s.Rights(host+"/team/app", "team-c", "").Enforced
+			if fenced := r.Fence != ""; fenced != (i < len(same)) {
+				t.Errorf("Fence of %s: %s is fenced: %v; want %v", pattern, host, fenced, !fenced)
+			}
+			exact := strings.TrimSuffix(strings.ToLower(host), ":443") == strings.TrimSuffix(strings.ToLower(pattern), ":443")
+			if shared := r.Share != ""; shared != exact {
+				t.Errorf("Share of %s: %s is shared: %v; want %v", pattern, host, shared, exact)
+			}
+		}
+	}
+}
+
+// many returns a Lend with n images for pods of its own, unless from is set.
+func many(name string, n int, image, from string) strictyaml.File {
+	images := make([]string, n)
+	for i := range images {
+		images[i] = fmt.Sprintf("%q", fmt.Sprintf(image, i))
+	}
+	return file(name, "Lend", "["+strings.Join(images, ",")+"]", from, lentBy)
+}
+
+// The comparison of Lends has a bound, whatever they have: it runs while the policies are locked.
+func TestManyLends(t *testing.T) {
+	wild := strings.Repeat("a*", 120)
+	for _, tc := range []struct {
+		what, image, want string
+		files             int
+		from              string
+	}{
+		{"too many images", "r.test/%[1]d", "at most 4096 in all", 17, "[{namespaces: [n%d]}]"},
+		{"many for other pods", "r.test/" + wild + "%[1]d", "", 16, "[{namespaces: [n%d]}]"},
+		{"many for the same pods", "r.test/%[1]d-%[2]s", "", 16, ""},
+		{"wild ones for the same pods", "r.test/a*" + wild + "x%[1]d%[2]s", "use fewer", 16, ""},
+	} {
+		var all []strictyaml.File
+		for i := range tc.files {
+			from := toB
+			if tc.from != "" {
+				from = fmt.Sprintf(tc.from, i)
+			}
+			images := strings.ReplaceAll(tc.image, "%[2]s", fmt.Sprintf("f%dx", i))
+			all = append(all, many(fmt.Sprintf("f%d", i), 256, images, from))
+		}
+		began := time.Now()
+		_, err := imageaccess.Load(all)
+		if took := time.Since(began); took > 20*time.Second {
+			t.Errorf("%s: Load took %v", tc.what, took)
+		}
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: Load = %v; want %q", tc.what, err, tc.want)
+		}
+	}
 }

@@ -1,7 +1,6 @@
 package imageaccess
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -22,10 +21,19 @@ type Keeper struct {
 	apply func(s *Set, ended func(repository string) bool) error
 	used  bool
 	kept  []kept // what the file has; it was read if used is true
+	lost  *Set   // in force while the file cannot be read; all rights are noted as ended
+	noted bool   // that is on disk
 }
 
 // maxKept is the size of the file on disk, which is smaller than the policy files.
 const maxKept = 64 << 20
+
+const keptVersion = 1
+
+type keptFile struct {
+	Version int    `json:"version"`
+	Files   []kept `json:"files"`
+}
 
 // kept is a file that gives a right.
 type kept struct {
@@ -45,7 +53,7 @@ func NewKeeper(path string, apply func(s *Set, ended func(repository string) boo
 func (k *Keeper) Use(next *Set) error {
 	if !k.used {
 		if err := k.read(); err != nil {
-			return errors.Join(err, k.apply(next.without(func(*File) bool { return true }), func(string) bool { return true }))
+			return errors.Join(err, k.useLost(next))
 		}
 		k.used = true
 	}
@@ -74,6 +82,21 @@ func (k *Keeper) Use(next *Set) error {
 		return k.write(to)
 	}
 	return nil
+}
+
+// useLost makes a set the one in force without its Shares and Lends, because the file cannot be read: which rights were
+// in force before is not known, so all are noted as ended, once.
+func (k *Keeper) useLost(next *Set) error {
+	if k.noted && next == k.lost {
+		return nil
+	}
+	var ended func(string) bool
+	if !k.noted {
+		ended = func(string) bool { return true }
+	}
+	err := k.apply(next.without(func(*File) bool { return true }), ended)
+	k.lost, k.noted = next, k.noted || err == nil
+	return err
 }
 
 func endedBy(gone []kept) func(repository string) bool {
@@ -115,9 +138,7 @@ func (s *Set) without(drop func(*File) bool) *Set {
 	if s == nil {
 		return nil
 	}
-	to := *s
-	to.files = slices.DeleteFunc(slices.Clone(s.files), func(f *File) bool { return f.gives() && drop(f) })
-	return &to
+	return newSet(slices.DeleteFunc(slices.Clone(s.files), func(f *File) bool { return f.gives() && drop(f) }), s.warnings)
 }
 
 // read reads the file. A damaged one is read as if all rights to all images had ended: what it had is not known.
@@ -128,16 +149,19 @@ func (k *Keeper) read() error {
 		return nil
 	case err != nil && !errors.Is(err, disk.ErrTooLarge):
 		return fmt.Errorf("read the rights in force: %w", err)
-	case err != nil || json.Unmarshal(data, &k.kept) != nil || slices.ContainsFunc(k.kept, func(one kept) bool {
-		return cmp.Or(one.Name, one.Hash) == "" || one.Images == nil
-	}):
-		k.kept = []kept{{Name: "damaged", Images: []string{""}}}
 	}
+	var file keptFile
+	damaged := func(one kept) bool { return one.Name == "" || one.Hash == "" || one.Images == nil }
+	if err != nil || json.Unmarshal(data, &file) != nil || file.Version != keptVersion ||
+		slices.ContainsFunc(file.Files, damaged) {
+		file.Files = []kept{{Name: "damaged", Images: []string{""}}}
+	}
+	k.kept = file.Files
 	return nil
 }
 
 func (k *Keeper) write(all []kept) error {
-	data, err := json.Marshal(all)
+	data, err := json.Marshal(keptFile{keptVersion, append([]kept{}, all...)})
 	if err == nil {
 		err = disk.Write(k.path, disk.Options{Replace: true}, func(w io.Writer) error {
 			_, err := w.Write(data)

@@ -1,11 +1,13 @@
 package imageaccess_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -65,7 +67,10 @@ func TestKeeper(t *testing.T) {
 }
 
 func TestKeeperOfADamagedFile(t *testing.T) {
-	for _, content := range []string{"", "{", "null,", `[{}]`, `[{"name":"a","hash":"x","images":["*"]}]`} {
+	for _, content := range []string{
+		"", "{", "null", "[]", "{}", `{"version":2,"files":[]}`, `{"version":1,"files":[{}]}`,
+		`{"version":1,"files":[{"name":"a","hash":"x","images":["*"]}]}`,
+	} {
 		k := &tracked{path: filepath.Join(t.TempDir(), "access.json")}
 		testkit.Must(t, os.WriteFile(k.path, []byte(content), 0o600))
 		if err := k.keeper().Use(nil); err != nil || k.ended != "ab" {
@@ -126,13 +131,15 @@ func TestUnusable(t *testing.T) {
 		`{"auths":{` + hub + `}}`: "for the registry: r.test/a/*",
 		`{"auths":{"r.test":{"username":"u","password":"p"}}}`:             "for the registry: docker.io/team/*",
 		`{"auths":{"r.test":{"auth":""},` + hub + `}}`:                     "for the registry: r.test/a/*",
+		`{"auths":{"r.test":{"password":"p"},` + hub + `}}`:                "for the registry: r.test/a/*",
+		`{"auths":{"r.test":{"username":"u"},` + hub + `}}`:                "for the registry: r.test/a/*",
 		`{"auths":{"r.test":{"username":"u","password":"p"},` + hub + `}}`: "",
 	} {
 		_ = os.Remove(path)
 		if content != "" {
 			testkit.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		}
-		got := errors.Join(s.Unusable(nil)...)
+		got := errors.Join(new(imageaccess.Prober).Unusable(s, nil)...)
 		if (got == nil) != (want == "") || got != nil && !strings.Contains(got.Error(), want) {
 			t.Errorf("%q: Unusable = %v; want %q", content, got, want)
 		}
@@ -143,17 +150,19 @@ func TestUnusable(t *testing.T) {
 func TestLend(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lend.json")
 	testkit.Must(t, os.WriteFile(path, []byte(`{"auths":{"https://index.docker.io/v1/":{"username":"u","password":"p"},`+
+		`"registry.hub.docker.com":{"username":"h","password":"p"},`+
 		`"r.test:5000":{"username":"","password":""},"r.test:5000/a":{"auth":"eDp5"}}}`), 0o600))
 	s := load(t, file("l", "Lend", `["docker.io/team/*", "r.test:5000/*"]`, toB,
 		"credentials: {dockerConfigFile: "+path+"}"))
 	for name, want := range map[string]string{
-		"docker.io/team/app":         "u https://registry-1.docker.io",
-		"index.docker.io/team/app:1": "u https://registry-1.docker.io",
-		"team/app":                   "",
-		"r.test:5000/a/b":            "x https://r.test:5000",
-		"r.test:5000/b":              "an error",
-		"sha256:1":                   "",
-		"":                           "",
+		"docker.io/team/app":               "u https://registry-1.docker.io",
+		"index.docker.io/team/app:1":       "u https://registry-1.docker.io",
+		"registry.hub.docker.com/team/app": "h https://registry.hub.docker.com", // the host that a runtime asks
+		"team/app":                         "",
+		"r.test:5000/a/b":                  "x https://r.test:5000",
+		"r.test:5000/b":                    "an error",
+		"sha256:1":                         "",
+		"":                                 "",
 	} {
 		by, login, err := s.Lend(imageref.New(name), "team-b", "")
 		got := strings.TrimSpace(login.Username + " " + login.ServerAddress)
@@ -165,6 +174,68 @@ func TestLend(t *testing.T) {
 		}
 		if by, _, err := s.Lend(imageref.New(name), "team-c", ""); by != "" || err != nil {
 			t.Errorf("Lend(%s) for another namespace = %q, %v; want nothing", name, by, err)
+		}
+	}
+}
+
+// While the file cannot be read, all rights are noted as ended once, and not at each try.
+func TestKeeperOfAnUnreadableFileNotesOnce(t *testing.T) {
+	k := &tracked{path: filepath.Join(t.TempDir(), "access.json")}
+	testkit.Must(t, os.Mkdir(k.path, 0o700))
+	keeper := k.keeper()
+	set := load(t, file("a", "Share", `["r.test/a"]`, toB))
+	k.err = errors.New("the store is full")
+	for i, want := range []int{1, 2, 2} { // it is noted by the second
+		if err := keeper.Use(set); err == nil || k.calls != want {
+			t.Errorf("try %d: Use = %v after %d calls; want an error and %d", i, err, k.calls, want)
+		}
+		k.err = nil
+	}
+	next := load(t, file("f", "Fence", `["r.test/b"]`, toB))
+	if err := keeper.Use(next); err == nil || !k.none || k.set.Rights("r.test/b", "team-c", "").Enforced.Fence != "f" {
+		t.Errorf("Use of a Fence = %v, nothing ended: %v; want an error, and the Fence in force", err, k.none)
+	}
+	testkit.Must(t, os.Remove(k.path))
+	if err := keeper.Use(set); err != nil || k.set != set {
+		t.Errorf("Use of a file that is readable again = %v; want nil, and the set in force", err)
+	}
+}
+
+// A credential is read again only if its file has changed.
+func TestProberReadsAFileOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lend.json")
+	s := load(t, file("l", "Lend", `["r.test/*"]`, toB, "credentials: {dockerConfigFile: "+path+"}"))
+	good := []byte(`{"auths":{"r.test":{"username":"u","password":"p"}}}`)
+	bad := bytes.Repeat([]byte("{"), len(good))
+	testkit.Must(t, os.WriteFile(path, good, 0o600))
+	at := testkit.Value(os.Stat(path))(t).ModTime()
+	var p imageaccess.Prober
+	for i, change := range []func(){
+		func() {},
+		func() { testkit.Must(t, os.WriteFile(path, bad, 0o600)); testkit.Must(t, os.Chtimes(path, at, at)) },
+	} {
+		change()
+		if got := p.Unusable(s, nil); len(got) != 0 {
+			t.Errorf("%d: Unusable = %v; want none, because the file seems the same", i, got)
+		}
+	}
+	for what, change := range map[string]func(){
+		"changed": func() { testkit.Must(t, os.Chtimes(path, at, at.Add(time.Second))) },
+		"replaced": func() {
+			testkit.Must(t, os.WriteFile(path+"2", bad, 0o600))
+			testkit.Must(t, os.Rename(path+"2", path))
+		},
+		"removed": func() { testkit.Must(t, os.Remove(path)) },
+	} {
+		testkit.Must(t, os.WriteFile(path, good, 0o600))
+		testkit.Must(t, os.Chtimes(path, at, at))
+		if got := p.Unusable(s, nil); what != "removed" && len(got) != 0 {
+			t.Errorf("before it is %s: Unusable = %v; want none", what, got)
+		}
+		testkit.Must(t, os.WriteFile(path, bad, 0o600))
+		change()
+		if got := p.Unusable(s, nil); len(got) != 1 {
+			t.Errorf("a file that is %s: Unusable = %v; want an error", what, got)
 		}
 	}
 }

@@ -41,15 +41,16 @@ func (f *File) lend(repository string) (credential.Login, error) {
 	if err != nil {
 		return credential.Login{}, err
 	}
-	login, ok, err := credential.DockerConfigLogin(content, repository)
-	if err == nil && !ok {
-		err = errNoEntry
-	}
+	logins, err := credential.ParseLogins(content)
 	if err != nil {
 		return credential.Login{}, fmt.Errorf("%s: %w", f.Credential, err)
 	}
+	login, ok := logins.For(repository)
+	if !ok {
+		return credential.Login{}, fmt.Errorf("%s: %w", f.Credential, errNoEntry)
+	}
 	registry, _, _ := strings.Cut(repository, "/")
-	if canonical(registry) == dockerHub() {
+	if registry == dockerHub() { // a runtime asks every other host by its name
 		registry = hubRegistry
 	}
 	login.ServerAddress = "https://" + registry
@@ -83,9 +84,28 @@ func private(info fs.FileInfo) error {
 
 var errNoEntry = errors.New("has no entry with a user name and a password for the registry")
 
+// A Prober finds files that lend nothing. It reads a credential only if its file has changed, and keeps nothing of it.
+// It is used by one goroutine.
+type Prober struct{ seen map[*File]probe }
+
+type probe struct {
+	info fs.FileInfo
+	err  error
+}
+
+// same reports whether two results of a stat are of one file that has not changed.
+func same(a, b fs.FileInfo) bool {
+	x, xOK := a.Sys().(*syscall.Stat_t)
+	y, yOK := b.Sys().(*syscall.Stat_t)
+	return xOK && yOK && x.Dev == y.Dev && x.Ino == y.Ino && x.Uid == y.Uid && a.Mode() == b.Mode() &&
+		a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
+
 // Unusable returns for each file that lends nothing at the moment why that is: its credential cannot be read, or has no
 // entry for one of its images. at returns where a path is; nil is for the paths themselves.
-func (s *Set) Unusable(at func(path string) string) (all []error) {
+func (p *Prober) Unusable(s *Set, at func(path string) string) (all []error) {
+	before := p.seen
+	p.seen = map[*File]probe{}
 	for _, f := range s.Files() {
 		if f.Grant != Lend {
 			continue
@@ -94,20 +114,37 @@ func (s *Set) Unusable(at func(path string) string) (all []error) {
 		if at != nil {
 			path = at(path)
 		}
-		content, err := f.read(path)
-		for i := 0; i < len(f.patterns) && err == nil; i++ {
-			var ok bool
-			// The entry for the beginning of a pattern is the one for an image, unless there is a more specific one.
-			if _, ok, err = credential.DockerConfigLogin(content, f.patterns[i].sample()); err == nil && !ok {
-				err = errNoEntry
-			}
-			if err != nil {
-				err = fmt.Errorf("%s: %w: %s", f.Credential, err, f.Images[i])
-			}
+		info, failed := os.Stat(path) // before it is read
+		now, ok := before[f]
+		if !ok || failed != nil || !same(now.info, info) {
+			now = probe{info, f.unusable(path)}
 		}
-		if err != nil {
-			all = append(all, fmt.Errorf("%s %s lends nothing: %w", Kind, f.Name, err))
+		if failed == nil {
+			p.seen[f] = now
+		}
+		if now.err != nil {
+			all = append(all, now.err)
 		}
 	}
 	return all
+}
+
+func (f *File) unusable(path string) error {
+	content, err := f.read(path)
+	var logins credential.Logins
+	if err == nil {
+		if logins, err = credential.ParseLogins(content); err != nil {
+			err = fmt.Errorf("%s: %w", f.Credential, err)
+		}
+	}
+	for i := 0; i < len(f.patterns) && err == nil; i++ {
+		// The entry for the beginning of a pattern is the one for an image, unless there is a more specific one.
+		if _, ok := logins.For(f.patterns[i].sample()); !ok {
+			err = fmt.Errorf("%s: %w: %s", f.Credential, errNoEntry, f.Images[i])
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s lends nothing: %w", Kind, f.Name, err)
+	}
+	return nil
 }

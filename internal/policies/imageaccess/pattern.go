@@ -49,12 +49,32 @@ func canonical(registry string) string {
 	return registry
 }
 
+// sameRegistry returns one form of the hosts of an ECR registry: by IPv4, with IPv6, and with FIPS endpoints. Other
+// canonical registries stay as they are. A Fence is for all hosts. A Lend is not, because it gives a credential to a
+// host, nor is a Share, because proofs are those of a name.
+func sameRegistry(registry string) string {
+	account, host, _ := strings.Cut(registry, ".")
+	for _, domain := range []string{".amazonaws.com", ".amazonaws.com.cn", ".on.aws", ".on.amazonwebservices.com.cn"} {
+		rest, ok := strings.CutSuffix(host, domain)
+		for _, service := range []string{"dkr.ecr.", "dkr.ecr-fips.", "dkr-ecr.", "dkr-ecr-fips."} {
+			if region, is := strings.CutPrefix(rest, service); ok && is && !strings.Contains(region, ".") {
+				return account + ".dkr.ecr." + region + ".amazonaws.com"
+			}
+		}
+	}
+	return registry
+}
+
 // A target is a repository that patterns are compared with.
 type target struct{ registry, path string }
 
 func targetOf(repository string) target {
 	registry, path, _ := strings.Cut(repository, "/")
-	return target{canonical(registry), path}
+	t := target{canonical(registry), path}
+	if t.registry == dockerHub() && !strings.Contains(path, "/") {
+		t.path = "library/" + path // it is not added to the other names of Docker Hub
+	}
+	return t
 }
 
 func (p pattern) matches(t target) bool {
@@ -90,27 +110,77 @@ func matches(pattern, s string) bool {
 // whole reports whether the pattern matches everything in its registry, or nearly so.
 func (p pattern) whole() bool { return strings.Trim(p.path, "*/") == "" }
 
-// overlaps reports whether a repository can match both.
-func (p pattern) overlaps(q pattern) bool {
-	return p.registry == q.registry && intersect(p.path, q.path, map[[2]int]bool{})
+// maxSteps bounds the work of a comparer, to about a second.
+const maxSteps = 100_000_000
+
+// A comparer compares the images and pods of files with grant: Lend. If left is negative it has given up.
+type comparer struct {
+	left      int
+	row, next []bool
 }
 
-// intersect reports whether a text matches two patterns; seen holds the lengths of the rests that have been compared.
-func intersect(a, b string, seen map[[2]int]bool) bool {
-	at := [2]int{len(a), len(b)}
-	if seen[at] {
+// overlap reports whether an image and a pod can be in both files.
+func (c *comparer) overlap(f, g *File) bool {
+	if !c.meet(f, g) && !c.meet(g, f) {
 		return false
 	}
-	seen[at] = true
-	switch {
-	case a == "" && b == "":
-		return true
-	case strings.HasPrefix(a, "*"):
-		return intersect(a[1:], b, seen) || b != "" && intersect(a, b[1:], seen)
-	case strings.HasPrefix(b, "*"):
-		return intersect(a, b[1:], seen) || a != "" && intersect(a[1:], b, seen)
+	for _, p := range f.patterns {
+		c.left -= len(g.patterns)
+		if slices.ContainsFunc(g.patterns, func(q pattern) bool {
+			return p.registry == q.registry && c.left >= 0 && c.intersect(p.path, q.path)
+		}) {
+			return true
+		}
 	}
-	return a != "" && b != "" && a[0] == b[0] && intersect(a[1:], b[1:], seen)
+	return false
+}
+
+// meet reports whether a pod of from can be in that of another file.
+func (c *comparer) meet(f, g *File) bool {
+	c.left -= 1 + len(f.namespaces) + len(f.accounts)
+	for namespace := range f.namespaces {
+		if g.mayInclude(namespace) {
+			return true
+		}
+	}
+	for a := range f.accounts {
+		if g.includes(a.Namespace, a.Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// intersect reports whether a text matches both patterns.
+func (c *comparer) intersect(a, b string) bool {
+	if x, y := literal(a), literal(b); !strings.HasPrefix(x, y) && !strings.HasPrefix(y, x) {
+		return false
+	}
+	c.left -= (len(a) + 1) * (len(b) + 1)
+	// row has for the rest of a at i, and next for the one at i+1, whether it intersects the rest of b at j.
+	c.row, c.next = slices.Grow(c.row[:0], len(b)+1)[:len(b)+1], slices.Grow(c.next[:0], len(b)+1)[:len(b)+1]
+	for i := len(a); i >= 0; i-- {
+		for j := len(b); j >= 0; j-- {
+			switch {
+			case i == len(a) && j == len(b):
+				c.row[j] = true
+			case i < len(a) && a[i] == '*':
+				c.row[j] = c.next[j] || j < len(b) && c.row[j+1]
+			case j < len(b) && b[j] == '*':
+				c.row[j] = c.row[j+1] || i < len(a) && c.next[j]
+			default:
+				c.row[j] = i < len(a) && j < len(b) && a[i] == b[j] && c.next[j+1]
+			}
+		}
+		c.row, c.next = c.next, c.row
+	}
+	return c.next[0]
+}
+
+// literal returns a pattern up to its first wildcard.
+func literal(pattern string) string {
+	before, _, _ := strings.Cut(pattern, "*")
+	return before
 }
 
 // publicRegistries are open to everybody, so that a right to all of one is a mistake.

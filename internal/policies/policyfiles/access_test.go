@@ -30,6 +30,7 @@ func TestRightsToImagesAreTested(t *testing.T) {
 		{whole, "team", "shared.test/x:1", false, 0, 0, 1},
 		{whole, "other", "shared.test/x:1", false, 0, 0, 0},
 		{accounts, "team", "fenced.test/x:1", false, 0, 0, 1},
+		{accounts, "other", "fenced.test/x:1", false, 1, 1, 0},
 	} {
 		text := "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: " + tc.namespace + "}, spec: " +
 			"{containers: [{name: one, image: '" + tc.image + "'}]}}"

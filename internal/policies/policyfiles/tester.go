@@ -197,14 +197,15 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules, atNo
 	}
 }
 
-// addAccess compares an image with the files of kind ImageAccess, without the pod's service account.
+// addAccess compares an image with the files of kind ImageAccess, without the pod's service account. Exemptions of the
+// configuration have no effect, as for other kinds.
 func (t *TestedPod) addAccess(i podfile.Image, set *imageaccess.Set) {
 	repository := imageref.New(i.Name).Repository()
 	r := set.Rights(repository, t.Namespace, "")
 	for _, of := range []policy.NamedRights{r.Enforced, r.Audited} {
 		audit := of != r.Enforced
 		switch {
-		case of.Fence != "" && set.NeedsServiceAccounts():
+		case of.Fence != "" && set.MayInclude(of.Fence, t.Namespace):
 			t.notJudged("ImageAccess %s reserves image %q for others, perhaps for its service account", of.Fence, i.Name)
 		case of.Fence != "":
 			t.Admitted = t.Admitted && audit
