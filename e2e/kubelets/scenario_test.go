@@ -157,14 +157,18 @@ func (s *scenario) see(st step, p *corev1.Pod, since int) *outcome {
 	o := &outcome{want: st.want, pod: p, image: st.pod.image}
 	s.kept = append(s.kept, o)
 	host.Within(patience, func() bool { return s.look(o).state != "" && (o.state != running || st.want != succeeded) })
-	o.text += s.events(p)
+	says, status := regexp.MustCompile(st.message), o.text
+	host.Within(patience, func() bool { // events follow the status
+		o.text = status + s.events(p)
+		return o.state != st.want || says.MatchString(o.text)
+	})
 	if strings.Contains(o.text, "FailedToRetrieveImagePullSecret") {
 		s.Fatalf("%s: the kubelet did not get the pod's secret, so that nothing is proved: %s", st.name, o)
 	}
 	if o.state != st.want {
 		s.Fatalf("%s: %s; want %s", st.name, o, st.want)
 	}
-	if !regexp.MustCompile(st.message).MatchString(o.text) {
+	if !says.MatchString(o.text) {
 		s.Errorf("%s: the kubelet reports %q; want it to match %s", st.name, o.text, st.message)
 	}
 	if st.text != "" {

@@ -48,6 +48,7 @@ func (s *scenario) waitUntilSynced() {
 func exactly(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
+	absent := node.Pushed{Built: app.Built, Name: app.Name + "-absent", Repository: app.Repository}
 	a := func(team string, policy corev1.PullPolicy, l ...node.Login) pod {
 		return use(team, app, l...).pulls(policy)
 	}
@@ -56,7 +57,9 @@ func exactly(s *scenario) {
 		runs("A, Never", a("a", never, alice), nothing),
 		runs("C, Never, the same credential in another namespace", a("c", never, alice), nothing),
 		runs("C, Never, an invalid secret before the valid one", a("c", never, mallory, alice), nothing),
-		hides("B, Never, without a secret", a("b", never)),
+		hides("B, Never, without a secret", a("b", never)).says(`this node checks pull credentials for each pod`),
+		hides("B, Never, of an image that the node does not have", use("b", absent).pulls(never)).
+			says(`this node checks pull credentials for each pod; see imagePullSecrets`),
 		hides("B, Never, with an invalid secret", a("b", never, mallory)),
 		hides("D, Never, with a credential without a proof", a("d", never, dora)),
 		runs("D, IfNotPresent", a("d", ifNotPresent, dora), manifest),

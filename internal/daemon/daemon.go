@@ -121,7 +121,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Decisions: to, Shadow: o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck), AllowRestores: o.Config.AllowRestores,
-		Admission: admitting.forGate(views),
+		Admission: admitting.forGate(views), Event: eventsOf(source),
 	})
 	admitting.publishTo(judge, views, keep)
 	server := criproxy.New(criproxy.Config{

@@ -11,6 +11,7 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -20,7 +21,8 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podsource.S
 		return nil, nil //nolint:nilnil // the configuration has no pod source
 	}
 	source, err := podsource.New(podsource.Options{
-		Kubeconfig: o.Config.PodSource.Kubeconfig, NodeName: o.Config.PodSource.NodeName, Key: key, Failed: m.PodSourceError,
+		Kubeconfig: o.Config.PodSource.Kubeconfig, NodeName: o.Config.PodSource.NodeName, Key: key,
+		Failed: m.PodSourceError, Sent: m.PodEvent,
 	})
 	if err != nil {
 		return nil, program.WithHint(fmt.Errorf("open pod source: %w", err),
@@ -29,6 +31,14 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podsource.S
 	}
 	m.SetPodSource(source.Synced)
 	return source, nil
+}
+
+// eventsOf returns the function that sends Events, nil without a source.
+func eventsOf(s *podsource.Source) func(p tracker.Pod, image, reason, message string) {
+	if s == nil {
+		return nil
+	}
+	return s.Event
 }
 
 // forGate returns what the gate and the policies need of a source, which may be nil.

@@ -71,18 +71,18 @@ func (g *Gate) fencedPull(p *pullCall) error {
 		return nil
 	}
 	g.c.Metrics.Refused(p.method)
-	return refuse(codes.PermissionDenied, fenced, "pullgate: %s", reserved(v))
+	return refuse(codes.PermissionDenied, fenced, "pullgate: %s", reserved(v.Pair.Repository))
 }
 
 // fenced is the ErrorInfo.reason of a call that a Fence denies.
 const fenced = "FENCED"
 
 // reserved is the sentence for pods outside of a Fence. It names no other tenant.
-func reserved(v tracker.Verdict) string {
-	if v.Pair.Repository == "" {
+func reserved(repository string) string {
+	if repository == "" {
 		return "the name of the image is not valid, and repositories on this node are reserved for other namespaces"
 	}
-	return "repository " + v.Pair.Repository + " is reserved for other namespaces on this node; ask its operator"
+	return "repository " + repository + " is reserved for other namespaces on this node; ask its operator"
 }
 
 // A loan is the lent credential of one pull.

@@ -90,9 +90,11 @@ type Config struct {
 	AlwaysPrecheck AlwaysPrecheck // kubeletSkipsAlwaysPrecheck
 	AllowRestores  bool           // allowRestores; SetAllowRestores changes it
 	Admission      *Admission     // has the policies, nil if there are none; SetAdmission changes it
+	// Event tells who reads a pod why it waits, by an Event of the API server. It must not block; nil tells nobody.
+	Event func(p tracker.Pod, image, reason, message string)
 }
 
-// New returns a gate. Every field except PodSource, Decisions, Admission and the switches must be set.
+// New returns a gate. Every field except PodSource, Decisions, Event, Admission and the switches must be set.
 func New(c Config) *Gate {
 	g := &Gate{c: c}
 	g.skipsAlways.Store(c.AlwaysPrecheck == AlwaysSkipped)
@@ -181,7 +183,7 @@ func (g *Gate) deny(u *use, v tracker.Verdict) error {
 	switch v.Reason {
 	case policy.Fenced:
 		return refuse(codes.PermissionDenied, fenced, "pullgate: pod %s/%s may not use %s: %s",
-			u.pod.Namespace, u.pod.Name, what, reserved(v))
+			u.pod.Namespace, u.pod.Name, what, reserved(v.Pair.Repository))
 	case policy.ImageIDName:
 		missing, todo = unnamed(u.name)
 	case policy.RecordUnreadable:

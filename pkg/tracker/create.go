@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
@@ -319,6 +320,14 @@ func ordinaryKey(img Image) string {
 
 // Exempt reports whether the pod itself is exempt: it is static, or its namespace is exempt.
 func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != policy.NotExempt }
+
+// Verifies reports whether a pod may have to prove access to an image with a name, present or absent: the pod is not
+// exempt, and the policy neither is NeverVerify nor has the name on its allowlist.
+func (t *Tracker) Verifies(p Pod, name imageref.Ref) bool {
+	r := t.rules.Load()
+	d := r.Policy.Judge(policy.Evidence{Exempt: r.exemption(p), Repository: name.Repository()})
+	return d.Verdict != policy.Allow
+}
 
 func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	t.turn.Lock()

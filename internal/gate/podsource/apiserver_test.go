@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -21,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
@@ -40,6 +42,7 @@ type apiserver struct {
 	refuse func(r *http.Request) int
 	seen   []string // requests, "GET /api/v1/…"
 	broken string   // the answer for a Secret called broken
+	events []*corev1.Event
 }
 
 type event struct {
@@ -72,6 +75,8 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.list(w)
 	case len(path) == 6 && path[2] == "namespaces" && path[4] == "secrets":
 		a.secret(w, path[3]+"/"+path[5])
+	case r.Method == http.MethodPost && len(path) == 5 && path[4] == "events":
+		a.event(w, r, path[3])
 	case r.Method == http.MethodPost && r.URL.Path == "/apis/authentication.k8s.io/v1/selfsubjectreviews" && a.user != "":
 		answer(w, 201, map[string]any{
 			"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
@@ -80,6 +85,28 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		answer(w, 404, status(404))
 	}
+}
+
+func (a *apiserver) event(w http.ResponseWriter, r *http.Request, namespace string) {
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		e := &corev1.Event{}
+		_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, e)
+		if err == nil && e.Namespace == namespace && e.InvolvedObject.Namespace == namespace {
+			a.mu.Lock()
+			a.events = append(a.events, e)
+			a.mu.Unlock()
+			answer(w, 201, e)
+			return
+		}
+	}
+	answer(w, 400, status(400))
+}
+
+func (a *apiserver) sent() []*corev1.Event {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.events)
 }
 
 func (a *apiserver) list(w http.ResponseWriter) {
@@ -319,6 +346,7 @@ type world struct {
 	key     credential.Key
 	mu      sync.Mutex
 	reasons map[podsource.Reason]int
+	became  map[string]int // Events
 	stop    func()
 	log     klog.Logger
 }
@@ -328,8 +356,9 @@ func inWorld(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			T: t, api: newAPIServer(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}, stop: func() {},
-			log: ktesting.NewLogger(t, ktesting.DefaultConfig),
+			T: t, api: newAPIServer(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}, became: map[string]int{},
+			stop: func() {},
+			log:  ktesting.NewLogger(t, ktesting.DefaultConfig),
 		}
 		var end func()
 		w.net, end = w.api.serve()
@@ -339,6 +368,11 @@ func inWorld(t *testing.T, f func(w *world)) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				w.reasons[r]++
+			},
+			Sent: func(outcome string) {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.became[outcome]++
 			},
 		}
 		o.Dial(w.net.dial)

@@ -98,6 +98,10 @@ func (c *client) secret(ctx context.Context, namespace, name string) (*corev1.Se
 	return s, err
 }
 
+func (c *client) createEvent(ctx context.Context, e *corev1.Event) error {
+	return c.core.Post().Namespace(e.Namespace).Resource("events").Body(e).MaxRetries(0).Do(ctx).Error()
+}
+
 // nodeOfCertificate returns the node of a kubelet's client certificate; ok is false if there is none.
 func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
 	data := config.CertData

@@ -33,6 +33,8 @@ type Options struct {
 	NodeName   string         // the name of the node; "" means the name in the identity of the kubeconfig
 	Key        credential.Key // the key for the IDs of credentials
 	Failed     func(Reason)   // called for each failure; nil is allowed. It may be called concurrently and must not block
+	// Sent is called for each Event with what became of it; nil is allowed. It must not block.
+	Sent func(outcome string)
 
 	dial dialFunc // the network of a test; nil means the network of the machine
 }
@@ -42,6 +44,7 @@ type Source struct {
 	options Options
 	node    atomic.Pointer[string]
 	secrets *secrets
+	events  *events
 	fields  atomic.Pointer[[]string] // of views, sorted; see KeepFields
 	ended   atomic.Bool              // Run has returned: there are no more changes
 
@@ -65,8 +68,11 @@ func New(o Options) (*Source, error) {
 	if o.Failed == nil {
 		o.Failed = func(Reason) {}
 	}
+	if o.Sent == nil {
+		o.Sent = func(string) {}
+	}
 	s := &Source{
-		options: o, secrets: newSecrets(o.Key, o.Failed),
+		options: o, secrets: newSecrets(o.Key, o.Failed), events: newEvents(o.Sent),
 		byKey: map[key]*Pod{}, byUID: map[string]*Pod{}, named: map[key]int{}, arrived: make(chan struct{}),
 	}
 	if o.NodeName != "" {
@@ -123,6 +129,7 @@ func (s *Source) Run(ctx context.Context) error {
 	for range readers {
 		g.Go(func() { s.secrets.run(ctx, c.secret) })
 	}
+	g.Go(func() { s.events.run(ctx, s.NodeName(), s.has, c.createEvent) })
 	g.Go(func() { s.follow(ctx, c.core, log) })
 	g.Wait()
 	return nil

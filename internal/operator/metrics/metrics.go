@@ -31,11 +31,11 @@ type Metrics struct {
 	registry *prometheus.Registry
 	methods  map[string]string // the label of every full method that is counted by name
 
-	hit, miss, callDuration                                        *prometheus.HistogramVec
-	storeSync                                                      prometheus.Observer
-	verdicts, checks, denials, notCreated, forwarded, sourceErrors *prometheus.CounterVec
-	hidden, panics, unresolved, ignored, dropped                   prometheus.Counter
-	upstreamUp, distrusted, reloaded, reloadedAt                   prometheus.Gauge
+	hit, miss, callDuration                                                   *prometheus.HistogramVec
+	storeSync                                                                 prometheus.Observer
+	verdicts, checks, denials, notCreated, forwarded, sourceErrors, podEvents *prometheus.CounterVec
+	hidden, panics, unresolved, ignored, dropped                              prometheus.Counter
+	upstreamUp, distrusted, reloaded, reloadedAt                              prometheus.Gauge
 
 	// Those of policies have no series while there are no policies.
 	seconds                                 *prometheus.HistogramVec
@@ -99,6 +99,9 @@ func New(version, goVersion string, methods []string) *Metrics {
 		"1 if the configuration was right when it was last read, else 0: the last good one is in use.").WithLabelValues()
 	m.reloadedAt = m.gauge("pullgate_config_last_reload_success_timestamp_seconds",
 		"When the configuration in use was read, in seconds since 1970.").WithLabelValues()
+	m.podEvents = m.counter("pullgate_pod_events_total",
+		"Events for pods with imagePullPolicy Never whose image was answered as not present. Absent without a pod source.",
+		"outcome")
 	m.sourceErrors = m.counter("pullgate_pod_source_errors_total",
 		"Things that the pod source could not learn from the API server, by reason.", "reason")
 	m.gauge("pullgate_build_info", "1, with the version of pullgate and of Go as labels.", "version",
@@ -318,6 +321,9 @@ func (m *Metrics) SetPodSource(synced func() bool) {
 	for _, r := range podsource.Reasons() {
 		m.sourceErrors.WithLabelValues(string(r)) // 0 is a value too
 	}
+	for _, o := range podsource.EventOutcomes() {
+		m.podEvents.WithLabelValues(o)
+	}
 	m.gaugeFunc("pullgate_pod_source_synced", "1 while the pods of the node are known and watched at the API server, "+
 		"else 0. Absent without a pod source.", func() float64 { return number(synced()) })
 }
@@ -326,6 +332,9 @@ func (m *Metrics) SetPodSource(synced func() bool) {
 func (m *Metrics) PodSourceError(reason podsource.Reason) {
 	m.sourceErrors.WithLabelValues(string(reason)).Inc()
 }
+
+// PodEvent counts an Event of a pod, by one of podsource.EventOutcomes.
+func (m *Metrics) PodEvent(outcome string) { m.podEvents.WithLabelValues(outcome).Inc() }
 
 // SetGrants gives the function that counts the grants at each scrape.
 func (m *Metrics) SetGrants(grants func() int) {

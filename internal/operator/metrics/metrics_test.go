@@ -48,6 +48,7 @@ func newMetrics() *metrics.Metrics {
 	m.StoreDistrusted(true)
 	m.SetPodSource(func() bool { return true })
 	m.PodSourceError(podsource.Forbidden)
+	m.PodEvent(podsource.EventSent)
 	m.DecisionsDropped(3)
 	m.ConfigRead(true, time.Unix(1700000000, 5e8))
 	m.PoliciesRead(true)
@@ -79,6 +80,7 @@ func contract() map[string]string {
 		"pullgate_pod_source_synced":          "GAUGE ",
 		"pullgate_credentials_ignored_total":  "COUNTER ",
 		"pullgate_pod_source_errors_total":    "COUNTER reason",
+		"pullgate_pod_events_total":           "COUNTER outcome",
 		"pullgate_upstream_up":                "GAUGE ",
 		"pullgate_panics_total":               "COUNTER ",
 		"pullgate_pulls_unresolved_total":     "COUNTER ",
@@ -236,6 +238,9 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 	}
 	for _, r := range podsource.Reasons() {
 		m.PodSourceError(r)
+	}
+	for _, o := range podsource.EventOutcomes() {
+		m.PodEvent(o)
 	}
 	testkit.Equal(t, "series that appear with their first event", series(t, m), before)
 }
