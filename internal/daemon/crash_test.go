@@ -29,8 +29,8 @@ type answered struct {
 // true, and no image is open that was not proved.
 func TestKilledAtEveryPoint(t *testing.T) {
 	// The scenario does not reach these points: an intent is settled after an hour, a rotation needs an API server, and a
-	// revocation and changes of marks need an operator. The tests of the store cover them. Signatures have a scenario of
-	// their own.
+	// revocation and changes of marks need an operator. The tests of the store cover them. Signatures and files
+	// of kind ImageAccess have scenarios of their own.
 	elsewhere := []string{
 		crashpoint.Before(crashpoint.Settle), crashpoint.After(crashpoint.Settle), crashpoint.Before(crashpoint.Rotate),
 		crashpoint.After(crashpoint.Rotate),
@@ -39,6 +39,7 @@ func TestKilledAtEveryPoint(t *testing.T) {
 		crashpoint.Before(crashpoint.Forget), crashpoint.After(crashpoint.Forget), crashpoint.Before(crashpoint.Withdraw),
 		crashpoint.After(crashpoint.Withdraw),
 		crashpoint.Verified, crashpoint.Before(crashpoint.Endorse), crashpoint.After(crashpoint.Endorse),
+		crashpoint.AccessAdded, crashpoint.AccessEnded,
 		crashpoint.CompactWritten, crashpoint.CompactRenamed, // not in a daemon
 	}
 	for _, point := range crashpoint.All() {

@@ -17,6 +17,8 @@ const (
 	CompactWritten = "offline.compact.written"  // the compacted store is whole, under its temporary name
 	CompactRenamed = "offline.compact.renamed"  // it has its name, the directory is not synced
 	Created        = "criproxy.create.created"  // the runtime has created a container, it is not read back
+	AccessAdded    = "imageaccess.added"        // new rights are noted, they are not in force
+	AccessEnded    = "imageaccess.ended"        // old rights have ended, they are still noted
 )
 
 // The writes to the store. Each has the points Before and After.
@@ -46,7 +48,7 @@ func After(write string) string { return write + ".after" }
 func All() []string {
 	all := []string{
 		StoreTemporary, StoreRenamed, SetAside, KeyMissing, Pulled, Verified, Recorded, Endorsed, CompactWritten,
-		CompactRenamed, Created,
+		CompactRenamed, Created, AccessAdded, AccessEnded,
 	}
 	for _, w := range []string{
 		Begin, Prove, Endorse, Drop, End, Mark, Settle, Prune, Rotate, Revoke, Accept, Forget, Withdraw,

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
@@ -70,6 +71,7 @@ func (k *Keeper) Use(next *Set) error {
 		if failed = k.write(slices.Concat(before, added)); failed != nil {
 			next = next.without(func(f *File) bool { return !isIn(before)(f.kept()) })
 		}
+		crashpoint.Hit(crashpoint.AccessAdded)
 	}
 	var ended func(string) bool
 	if len(gone) > 0 {
@@ -79,6 +81,7 @@ func (k *Keeper) Use(next *Set) error {
 		return errors.Join(failed, err)
 	}
 	if len(gone) > 0 {
+		crashpoint.Hit(crashpoint.AccessEnded)
 		return k.write(to)
 	}
 	return nil
