@@ -131,6 +131,7 @@ func (m *machine) scenarios(t *testing.T) {
 	// These test cases affect the whole node.
 	first := m.firstOfKubelet() || everyPair()
 	m.runIf(t, m.isMain(), testCase{"expiry", expiry})
+	m.runIf(t, first, testCase{"access", access})
 	m.runIf(t, first, testCase{"policies", policies}, testCase{"restrictions", restrictions}, testCase{"reviews", reviews})
 	m.runIf(t, first, testCase{"signatures", signatures})
 	m.runIf(t, m.isMain(), testCase{"digests", digests})
@@ -191,6 +192,7 @@ func (m *machine) withPodSource(t *testing.T) {
 	m.runParallel(t, "together-source", again)
 	m.runIf(t, m.isMain(), testCase{"expiry-source", expiry})
 	m.runIf(t, m.release == kubelet130, testCase{"reviews-source", reviews})
+	m.runIf(t, m.isMain(), testCase{"access-source", access})
 	m.runIf(t, true, testCase{"policies-source", policies}, testCase{"restrictions-source", restrictionsOfSource},
 		testCase{"restarts-source", restarts}, testCase{"kills-source", kills}, testCase{"static-source", static},
 		testCase{"api-server-outage", apiServerOutage}, testCase{"restarted-kubelet", restartedKubelet})
