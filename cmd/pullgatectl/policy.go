@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -210,8 +211,13 @@ that need no signature, such as a required digest or default: deny, are judged.
 Policies, unjudged, namespaceLabels and the pod source come from --config; --policies and
 --namespace-labels take precedence.
 
+With --images, the pullgated of this node is asked what the files of kind ImageAccess in the
+folder would change if they were in use: which rights to images on the node would begin (+) or
+end (-), and for which pods the state in pullgatectl pods would change. Nothing is changed.
+
 The exit code is 0 if every pod is admitted, also if something is not judged, 10 if at least
-one pod is denied, and 2 if a file is invalid; then no pod is tested.`
+one pod is denied (with --images, if one that is not denied would be denied or need proof), and
+2 if a file is invalid; then no pod is tested.`
 
 // Values of --at.
 const (
@@ -224,12 +230,13 @@ type policyTest struct {
 	pods                         []string
 	policies, labels, at, config string
 	user                         int64
+	images                       bool
 }
 
 func policyTestCommand(c *cli.Console) *cobra.Command {
 	t := policyTest{c: c}
 	cmd := &cobra.Command{
-		Use:   "test -f FILE",
+		Use:   "test -f FILE|--images",
 		Short: "Evaluate pod manifests against policies offline",
 		Long:  policyTestLong,
 		Example: `  # Would the policies of this node admit these pods?
@@ -237,6 +244,9 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 
   # In CI: policies and manifests of a repository
   pullgatectl policy test --policies policies/ -f deployment.yaml -f cronjob.yaml --image-user 1000
+
+  # What would a changed ImageAccess change on this node?
+  pullgatectl policy test --images --policies new-policies/
 
   # What would a new policy deny of what runs?
   kubectl get pods -A -o yaml | pullgatectl policy test --policies policies/ -f -`,
@@ -251,16 +261,27 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 	cmd.Flags().Int64Var(&t.user, "image-user", 0, "the `UID` that containers run as if their pods set none; not known "+
 		"if it is not given")
 	cmd.Flags().StringVar(&t.config, "config", defaultConfig, configUsage)
-	_ = cmd.MarkFlagRequired("filename")
+	cmd.Flags().BoolVar(&t.images, "images", false,
+		"ask pullgated what the files of kind ImageAccess would change on this node, instead of testing pods in files")
+	cmd.MarkFlagsOneRequired("filename", "images")
+	for _, other := range []string{"filename", "at", "image-user", "namespace-labels"} {
+		cmd.MarkFlagsMutuallyExclusive(other, "images")
+	}
 	_ = cmd.MarkFlagDirname("policies")
 	_ = cmd.RegisterFlagCompletionFunc("at", cobra.FixedCompletions([]string{atNode, atAdmission},
 		cobra.ShellCompDirectiveNoFileComp))
 	o := cli.FormatFlag(cmd)
+	cmd.PreRun = func(cmd *cobra.Command, _ []string) {
+		if t.images {
+			c.Patience(cmd, time.Minute)
+		}
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		settings, err := t.settings(cmd)
 		if err != nil {
 			return err
 		}
+		settings.MayBeEmpty = t.images
 		policies, err := policyfiles.NewTester(settings)
 		if err == nil {
 			err = condition.Check(policyfiles.Conditions(policies.Set))
@@ -271,6 +292,9 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 		if len(policies.Ignored) > 0 {
 			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s: not policy files: %s\n", cli.Safe(settings.Folder),
 				cli.Safe(strings.Join(policies.Ignored, ", ")))
+		}
+		if t.images {
+			return t.testImages(cmd.Context(), o, policies.Access)
 		}
 		pods, err := t.read(cmd.InOrStdin())
 		if err != nil {
@@ -288,6 +312,30 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+// testImages prints what files of kind ImageAccess would change on the node.
+func (t *policyTest) testImages(ctx context.Context, o *cli.Output, files []policyfiles.File) error {
+	request := &adminv1.TestImageAccessRequest{}
+	for _, f := range files {
+		request.Files = append(request.Files, &adminv1.PolicyFile{Name: f.Name, Data: f.Data})
+	}
+	return t.c.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
+		r, err := api.TestImageAccess(ctx, request)
+		if err != nil {
+			return err
+		}
+		if err := t.c.Print(o, r, func(p *cli.Page) { p.ImageAccess(r) }); err != nil {
+			return err
+		}
+		denied := func(state string) bool { return strings.HasPrefix(state, "denied by ") || state == "needs proof" }
+		if slices.ContainsFunc(r.GetPods(), func(c *adminv1.PodImageChange) bool {
+			return denied(c.GetState()) && !denied(c.GetNow().GetState())
+		}) || r.GetMore() > 0 {
+			return &cli.ExitError{Code: cli.ExitDenied}
+		}
+		return nil
+	})
 }
 
 func (t *policyTest) settings(cmd *cobra.Command) (policyfiles.TestSettings, error) {

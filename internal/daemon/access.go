@@ -3,6 +3,7 @@ package daemon
 import (
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
@@ -17,10 +18,11 @@ const accessFile = "access.json"
 // access makes the files of kind ImageAccess the ones in force. The fields are guarded by policies.mu.
 type access struct {
 	keeper   *imageaccess.Keeper
-	newest   *policyfiles.Set // the last valid one that was read, also while it waits for pullgate-policyd
-	set      *imageaccess.Set // in force
-	used     bool             // by the last call of Use, which did not fail
-	failed   error            // why it is not the one of the policies; Use is called again at the next poll
+	newest   *policyfiles.Set                // the last valid one that was read, also while it waits for pullgate-policyd
+	set      *imageaccess.Set                // in force
+	inForce  atomic.Pointer[imageaccess.Set] // set, for those who do not have the lock
+	used     bool                            // by the last call of Use, which did not fail
+	failed   error                           // why it is not the one of the policies; Use is called again at the next poll
 	prober   imageaccess.Prober
 	unusable []error // the files of kind Lend that lend nothing at the moment
 	// neverVerify says that kubeletConfig has the policy NeverVerify.
@@ -35,6 +37,7 @@ func (p *policies) enforceAccess(stateDir string, t *tracker.Tracker) {
 	path := filepath.Join(stateDir, accessFile)
 	p.access.keeper = imageaccess.NewKeeper(path, func(s *imageaccess.Set, ended func(string) bool) error {
 		p.access.set = s
+		p.access.inForce.Store(s)
 		if s == nil {
 			return t.SetAccess(nil, ended)
 		}
@@ -42,6 +45,11 @@ func (p *policies) enforceAccess(stateDir string, t *tracker.Tracker) {
 	})
 	p.useAccess()
 	p.keepList(nil)
+}
+
+// imageAccess returns the files in force, nil if there are none.
+func (p *policies) imageAccess() *imageaccess.Set {
+	return p.access.inForce.Load()
 }
 
 // accessFor has the gate use the files in force.

@@ -50,6 +50,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		KeyFingerprint:  p.key.Fingerprint(),
 		Decisions:       feed,
 		Policies:        p.policies.list,
+		Access:          p.policies.imageAccess,
 		Signatures:      p.policies,
 		EndorsementValidity: func() time.Duration {
 			return p.inForce.Load().config.Admission.EndorsementValidity.Value()

@@ -394,14 +394,11 @@ func (p *policies) keepList(err error) {
 		})
 	}
 	for _, f := range policyfiles.AccessOf(p.access.newest).Files() {
-		one := &adminv1.Policy{Kind: imageaccess.Kind, Name: f.Name, Mode: string(f.Grant), Audit: f.Audit}
-		for _, from := range f.From {
-			one.Namespaces = append(one.Namespaces, from.Namespaces...)
-			for _, a := range from.ServiceAccounts {
-				one.Namespaces = append(one.Namespaces, a.Namespace+"/"+a.Name)
-			}
-		}
-		l.Policies = append(l.Policies, one)
+		namespaces, accounts := f.Who()
+		l.Policies = append(l.Policies, &adminv1.Policy{
+			Kind: imageaccess.Kind, Name: f.Name, Mode: string(f.Grant), Audit: f.Audit,
+			Namespaces: append(namespaces, accounts...), Images: f.Images,
+		})
 	}
 	l.Warnings = append(backends.Warnings(), p.access.warnings()...)
 	l.Warnings = append(l.Warnings, policyfiles.Notes(p.set)...)

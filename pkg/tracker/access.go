@@ -126,7 +126,7 @@ func (j *judgement) decide(q *question, e policy.Evidence, record *records.Recor
 		r.Audited.Fence = cmp.Or(r.Audited.Fence, q.files.audited)
 	}
 	proved := record != nil && (record.Open || slices.ContainsFunc(record.Proofs, func(p records.Proof) bool {
-		s := q.rules.status(&p, now)
+		s := q.rules.Status(&p, now)
 		return s == Valid || s == InGrace
 	}))
 	with := func(e policy.Evidence, n policy.NamedRights) policy.Evidence {

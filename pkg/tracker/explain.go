@@ -25,7 +25,17 @@ type Explanation struct {
 // Explain judges like Check and has no effect. Where Check would write before it judges, Explain judges as if it had
 // written.
 func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
+	return t.explain(ctx, t.question(r))
+}
+
+// ExplainBy is Explain as it would be by another access, nil for none.
+func (t *Tracker) ExplainBy(ctx context.Context, r Request, a Access) Explanation {
 	q := t.question(r)
+	q.access = a
+	return t.explain(ctx, q)
+}
+
+func (t *Tracker) explain(ctx context.Context, q question) Explanation {
 	all := map[records.Pair]Explanation{}
 	v := q.choose(func(p records.Pair) Verdict {
 		e := t.explainPair(ctx, &q, p)
@@ -77,7 +87,7 @@ func (q *question) statuses(r *records.Record) []CredentialStatus {
 	}
 	now := time.Now()
 	for i, s := range q.Secrets {
-		all[i] = q.rules.status(proofOf(r, s.Credential, s.Ref), now)
+		all[i] = q.rules.Status(proofOf(r, s.Credential, s.Ref), now)
 		if all[i] == ProvedNothing && rotates(r, s, q.Secrets) {
 			all[i] = Rotated
 		}

@@ -20,9 +20,9 @@ const (
 	Rotated // the Secret proved access with other content; the present credential replaces that when the pod asks
 )
 
-// status returns the present status of a proof (docs/design/0013). A proof from the future is expired until clamp
+// Status returns the present status of a proof (docs/design/0013). A proof from the future is expired until clamp
 // corrects it. There is no grace if a registry has denied the credential since the proof: the registry can be asked.
-func (r *Rules) status(p *records.Proof, now time.Time) CredentialStatus {
+func (r *Rules) Status(p *records.Proof, now time.Time) CredentialStatus {
 	if p == nil {
 		return ProvedNothing
 	}
@@ -82,7 +82,7 @@ func (b *bestProof) consider(rules *Rules, r *records.Record, id credential.ID, 
 		return
 	}
 	p := proofOf(r, id, from)
-	s := rules.status(p, now)
+	s := rules.Status(p, now)
 	if s <= b.status {
 		return
 	}

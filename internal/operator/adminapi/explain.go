@@ -11,6 +11,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -34,7 +35,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if err != nil {
 		return nil, err
 	}
-	c := s.judge(ctx, who, name, present, refused)
+	c := s.judge(ctx, who, name, present, refused, s.c.Access())
 	c.Policies = s.askPolicies(ctx, req, who, name, present)
 	explained := s.explained(c, present)
 	explained.Summary = text(c.Summary(req.GetImage()))
@@ -48,9 +49,11 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	return explained, nil
 }
 
-// judge judges a pod and an image without policies. refused is a denial by which the runtime's error is hidden.
+// judge judges a pod and an image by the files of set, without policies. refused is a denial by which the runtime's
+// error is hidden.
 func (s *Server) judge(
 	ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision,
+	set *imageaccess.Set,
 ) explanation {
 	c := explanation{
 		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown,
@@ -69,12 +72,13 @@ func (s *Server) judge(
 	if s.c.PodSource != nil && who.UID != "" {
 		account = s.c.PodSource.ServiceAccount(ctx, who.UID, who.Namespace)
 	}
-	c.Explanation = s.c.Tracker.Explain(ctx, tracker.Request{
+	c.Explanation = s.c.Tracker.ExplainBy(ctx, tracker.Request{
 		Pod: identity(who), Name: name, Image: present, Secrets: c.Secrets, Unasked: c.PullPolicy == tracker.PullNever,
 		ServiceAccount: account,
-	})
-	if c.Reason == policy.Absent { // a Fence needs no image
-		if c.Access, _ = s.c.Tracker.Fences(identity(who), name.Repository(), account); c.Access != "" {
+	}, set)
+	if c.Reason == policy.Absent && !s.c.Tracker.Exempt(identity(who)) { // a Fence needs no image
+		c.Access = set.Rights(name.Repository(), who.Namespace, account).Enforced.Fence
+		if c.Access != "" {
 			c.Reason, c.Pair.Repository = policy.Fenced, name.Repository()
 		}
 	}

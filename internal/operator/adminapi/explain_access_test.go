@@ -4,26 +4,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
-	"github.com/pullgate/pullgate/internal/policies/imageaccess"
-	"github.com/pullgate/pullgate/internal/testkit"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 func TestExplainNamesTheFileOfARight(t *testing.T) {
 	w := aNode(t)
 	repository := strings.TrimSuffix(app, ":1")
-	file := func(name, spec string) strictyaml.File {
-		return strictyaml.File{Name: name, Data: []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: ImageAccess\n" +
-			"metadata: {name: " + name + "}\nspec: {" + spec + "}\n")}
-	}
-	set := testkit.Value(imageaccess.Load([]strictyaml.File{
-		file("base", "images: ["+repository+"], from: [{namespaces: [team-b]}], grant: Share"),
-		file("keys", "images: ["+repository+"], from: [{namespaces: [team-l]}], grant: Lend, "+
+	w.use(
+		accessFile("base", "images: ["+repository+"], from: [{namespaces: [team-b]}], grant: Share"),
+		accessFile("keys", "images: ["+repository+"], from: [{namespaces: [team-l]}], grant: Lend, "+
 			"credentials: {dockerConfigFile: /k}"),
-		file("ecr", "images: [repo.test/pre, repo.test/nothing], from: [{namespaces: [team-a]}], grant: Fence"),
-	}))(t)
-	testkit.Must(t, w.tracker.SetAccess(set, nil))
+		accessFile("ecr", "images: [repo.test/pre, repo.test/nothing], from: [{namespaces: [team-a]}], grant: Fence"),
+	)
 	for _, tc := range []struct{ namespace, image, reason, file string }{
 		{"team-b", app + ":1", "shared", "base"},
 		{"team-l", app + ":1", "lent", "keys"},

@@ -363,7 +363,9 @@ func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*a
 	}
 	switch {
 	case len(found) == 1:
-		return &adminv1.GetImageResponse{Image: s.imageTo(found[0], asked)}, nil
+		answer := s.imageTo(found[0], asked)
+		answer.Rights = s.rightsOf(ctx, found[0], s.c.Access())
+		return &adminv1.GetImageResponse{Image: answer}, nil
 	case len(found) > 1:
 		ids := all(found, func(i image) string { return i.ID })
 		return nil, status.Errorf(codes.FailedPrecondition, "%q is the beginning of several image IDs; give more of one: %s",

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -29,7 +30,7 @@ func (p podImage) key() string {
 
 // ListPods lists the images of pods that have not ended.
 func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*adminv1.ListPodsResponse, error) {
-	policies := s.c.Policies()
+	policies, set := s.c.Policies(), s.c.Access()
 	reported := map[string]bool{} // policies that would only report
 	for _, policy := range policies.GetPolicies() {
 		reported[policy.GetName()] = policy.GetAudit()
@@ -39,7 +40,7 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 	runtime := resolver{Server: s, known: map[string]tracker.Image{}}
 	page, next, err := list(ctx, req, inMemory(s.podImages()), podImage.key,
 		func(_ string, row podImage) (*adminv1.PodImage, bool) {
-			c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool {
+			c, state := s.stateOf(ctx, waiting, &runtime, row, set, func(f admission.Finding) bool {
 				return !policies.GetEnforcing() && !reported[f.Policy]
 			})
 			image := &adminv1.PodImage{
@@ -81,9 +82,10 @@ func (s *Server) podImages() (rows []podImage) {
 	return rows
 }
 
-// stateOf judges a row as Explain does. It waits for Secrets only as long as waiting lasts.
+// stateOf judges a row as Explain does, by the files of set. It waits for Secrets only as long as waiting lasts.
 func (s *Server) stateOf(
-	ctx, waiting context.Context, runtime *resolver, row podImage, reported func(admission.Finding) bool,
+	ctx, waiting context.Context, runtime *resolver, row podImage, set *imageaccess.Set,
+	reported func(admission.Finding) bool,
 ) (c explanation, state string) {
 	if row.Image.Empty() { // only a pod that may use every image has a state without one
 		c.Decision = s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))
@@ -98,7 +100,10 @@ func (s *Server) stateOf(
 	if err != nil {
 		return c, "unknown"
 	}
-	c = s.judge(waiting, row.Pod, row.Image, present, refused)
+	c = s.judge(waiting, row.Pod, row.Image, present, refused, set)
+	if c.Reason == policy.Shared && row.PullPolicy == tracker.PullAlways {
+		return c, stateNeedsProof // its pull asks the registry with a credential of its own
+	}
 	c.Policies = s.c.Gate.ExplainPolicies(ctx, row.Pod, []string{row.Container}, imageOf(present, row.Image),
 		row.Image.String(), false)
 	return c, c.State(reported)

@@ -21,6 +21,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -101,6 +102,8 @@ type Config struct {
 	// Policies returns all policies in use, by kind and name; nil if there are none.
 	Policies   func() *adminv1.ListPoliciesResponse
 	Signatures Signatures
+	// Access returns the files of kind ImageAccess in use, nil if there are none.
+	Access func() *imageaccess.Set
 	// EndorsementValidity returns how long an endorsement counts, 0 for without limit.
 	EndorsementValidity func() time.Duration
 	// Drift returns the endorsements whose images no longer meet the requirement, as far as images are rechecked.

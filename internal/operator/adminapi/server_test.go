@@ -34,6 +34,7 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/imageaccess"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
@@ -154,6 +155,7 @@ type world struct {
 	socket          string
 	conn            *grpc.ClientConn
 	panics, trusted int
+	access          *imageaccess.Set
 }
 
 func newWorld(t *testing.T, o tracker.Options, change ...func(c *adminapi.Config)) *world {
@@ -182,7 +184,8 @@ func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ..
 		Trusted: func() { w.trusted++ }, Panic: func() { w.panics++ }, Log: klog.Background().V(99),
 		Gate: aGate{}, Signatures: &verifier{}, Policies: func() *adminv1.ListPoliciesResponse { return nil },
 		EndorsementValidity: func() time.Duration { return 0 }, RevokingEndorsements: func() {},
-		Drift: func() []policyclient.Drift { return nil },
+		Drift:  func() []policyclient.Drift { return nil },
+		Access: func() *imageaccess.Set { return w.access },
 	}
 	for _, f := range change {
 		f(&c)

@@ -50,6 +50,7 @@ func decisionTo(d *watched) *adminv1.WatchDecisionsResponse {
 		Time: timestamppb.New(d.at), Call: d.Call, Pod: podTo(d.Pod), Image: d.Image, Verdict: verdictTo(d.Verdict.Decision),
 		Reason: string(d.Verdict.Reason), CredentialId: string(d.Verdict.Credential), Secret: secretTo(d.Secret),
 		PullPolicy: d.PullPolicy, Outcome: d.Outcome, Took: durationpb.New(d.Took), Shadow: d.Shadow, Dropped: d.dropped,
+		Access: d.Verdict.Access, AccessAudit: d.Verdict.AccessAudit,
 	}
 	if d.Verdict.Pair.ImageID != "" || d.Repository != "" {
 		to.Pair = &adminv1.Pair{ImageId: d.Verdict.Pair.ImageID, Repository: d.Repository}

@@ -106,6 +106,7 @@ func (p *Page) Image(i *adminv1.Image) {
 	for _, k := range repositories(i) {
 		p.Gap()
 		p.Paint(Bold, "%s", k.repository)
+		p.rights(i.GetRights(), k.repository)
 		if k.mark != nil {
 			p.Line("  Preloaded %s, set by %s.", p.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
 		}
@@ -117,6 +118,99 @@ func (p *Page) Image(i *adminv1.Image) {
 		case k.mark == nil:
 			p.Line("  Untracked: it needs proof.")
 		}
+	}
+}
+
+// rights prints who may use an image under a repository, and by which right.
+func (p *Page) rights(all []*adminv1.ImageRight, repository string) {
+	var rows [][]string
+	everyone := "every pod"
+	for _, r := range all {
+		if r.GetRepository() == repository && r.GetGrant() == "Fence" && !r.GetAudit() {
+			everyone = "every pod that no Fence excludes"
+		}
+	}
+	for _, r := range all {
+		if r.GetRepository() == repository {
+			rows = append(rows, append([]string{"  " + r.GetRight()}, p.rightRow(r, everyone)...))
+		}
+	}
+	if len(rows) == 0 {
+		return
+	}
+	p.Table([]string{"  RIGHT", "WHO", "BY"}, rows)
+}
+
+// rightRow returns who has a right, and by what.
+func (p *Page) rightRow(r *adminv1.ImageRight, everyone string) []string {
+	var who []string
+	for _, n := range r.GetNamespaces() {
+		who = append(who, "namespace "+n)
+	}
+	for _, a := range r.GetServiceAccounts() {
+		who = append(who, "service account "+a)
+	}
+	if r.GetStaticPods() {
+		who = append(who, "static pods")
+	}
+	switch {
+	case r.GetRight() == "proof":
+		who = append(who, "pods with the credential "+p.ID(r.GetBy()))
+	case r.GetGrant() == "Fence":
+		who[0] = "only " + who[0]
+	case len(who) == 0:
+		who = append(who, everyone)
+	}
+	by := r.GetBy()
+	if r.GetRight() == "proof" {
+		by = secretNames(r.GetSecrets())
+	}
+	if r.GetGrant() != "" {
+		by += ", " + r.GetGrant()
+	}
+	for _, note := range []struct {
+		is   bool
+		text string
+	}{
+		{r.GetWaits(), "once a pod proves access"},
+		{r.GetInGrace(), "while the registry is not asked"},
+		{r.GetAudit(), "audit"},
+	} {
+		if note.is {
+			by += ", " + note.text
+		}
+	}
+	return []string{strings.Join(who, ", "), by}
+}
+
+// ImageAccess prints what other files of kind ImageAccess would change.
+func (p *Page) ImageAccess(r *adminv1.TestImageAccessResponse) {
+	var rows [][]string
+	for _, of := range []struct {
+		change string
+		rights []*adminv1.ImageRight
+	}{{"+", r.GetGained()}, {"-", r.GetLost()}} {
+		for _, right := range of.rights {
+			rows = append(rows, append([]string{of.change, right.GetRepository()}, p.rightRow(right, "")...))
+		}
+	}
+	if len(rows) > 0 {
+		p.Table([]string{"CHANGE", "REPOSITORY", "WHO", "BY"}, rows)
+		p.Gap()
+	}
+	if len(r.GetPods()) == 0 {
+		p.Line("No pod on this node would change.")
+		return
+	}
+	head := []string{"POD", "CONTAINER", "IMAGE", "NOW", "THEN"}
+	tableOf(p, head, r.GetPods(), func(c *adminv1.PodImageChange) []string {
+		i := c.GetNow()
+		return []string{
+			i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState(), c.GetState(),
+		}
+	})
+	if r.GetMore() > 0 {
+		p.Line("There are %d more.", r.GetMore())
 	}
 }
 

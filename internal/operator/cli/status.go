@@ -119,7 +119,7 @@ func (p *Page) Policies(r *adminv1.ListPoliciesResponse) {
 	}
 	var rows [][]string
 	unjudged := 0
-	var backends, hooks, signatures []*adminv1.Policy
+	var backends, hooks, signatures, accesses []*adminv1.Policy
 	for _, policy := range r.GetPolicies() {
 		switch {
 		case policy.GetReviewBackend() != nil:
@@ -131,6 +131,9 @@ func (p *Page) Policies(r *adminv1.ListPoliciesResponse) {
 		case len(policy.GetSignatureRules()) > 0:
 			signatures = append(signatures, policy)
 			continue
+		case len(policy.GetImages()) > 0:
+			accesses = append(accesses, policy)
+			continue
 		}
 		mode := policy.GetMode()
 		if policy.GetAudit() {
@@ -139,13 +142,14 @@ func (p *Page) Policies(r *adminv1.ListPoliciesResponse) {
 		unjudged += len(policy.GetUnjudged())
 		rows = append(rows, []string{policy.GetKind(), policy.GetName(), mode, boundTo(policy)})
 	}
-	if len(rows) > 0 || len(backends)+len(hooks)+len(signatures) == 0 {
+	if len(rows) > 0 || len(backends)+len(hooks)+len(signatures)+len(accesses) == 0 {
 		p.Gap()
 		p.Table([]string{"KIND", "NAME", "MODE", "NAMESPACES"}, rows)
 	}
 	reviewBackends(p, backends)
 	hookTable(p, hooks)
 	signatureRules(p, signatures)
+	imageAccess(p, accesses)
 	for _, w := range r.GetWarnings() {
 		p.Gap()
 		p.PaintProse(Heed, "Warning    ", "%s", w)
@@ -207,6 +211,22 @@ func hookTable(p *Page, hooks []*adminv1.Policy) {
 		return []string{
 			policy.GetName(), h.GetAt(), stages, h.GetAddress(), fails,
 			h.GetTimeout().AsDuration().String(), boundTo(policy),
+		}
+	})
+}
+
+func imageAccess(p *Page, files []*adminv1.Policy) {
+	if len(files) == 0 {
+		return
+	}
+	p.Gap()
+	tableOf(p, []string{"IMAGE ACCESS", "GRANT", "FROM", "IMAGES"}, files, func(f *adminv1.Policy) []string {
+		grant := f.GetMode()
+		if f.GetAudit() {
+			grant += ", audit"
+		}
+		return []string{
+			f.GetName(), grant, strings.Join(f.GetNamespaces(), ", "), strings.Join(f.GetImages(), ", "),
 		}
 	})
 }

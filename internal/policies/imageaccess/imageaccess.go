@@ -292,6 +292,34 @@ func (s *Set) Files() []*File {
 	return s.files
 }
 
+// FilesOf returns the files about a repository, by name.
+func (s *Set) FilesOf(repository string) (of []*File) {
+	if s == nil {
+		return nil
+	}
+	add := func(f *File) bool {
+		of = append(of, f)
+		return false
+	}
+	t := targetOf(repository)
+	matching(s.grants, t, add)
+	t.registry = sameRegistry(t.registry)
+	matching(s.fences, t, add)
+	slices.SortFunc(of, func(a, b *File) int { return cmp.Compare(a.Name, b.Name) })
+	return of
+}
+
+// Who returns the namespaces and the service accounts of from, these as NAMESPACE/NAME.
+func (f *File) Who() (namespaces, accounts []string) {
+	for _, from := range f.From {
+		namespaces = append(namespaces, from.Namespaces...)
+		for _, a := range from.ServiceAccounts {
+			accounts = append(accounts, a.Namespace+"/"+a.Name)
+		}
+	}
+	return namespaces, accounts
+}
+
 // Warnings returns a sentence about each file that is valid and probably does not say what its author means.
 func (s *Set) Warnings() []string {
 	if s == nil {

@@ -22,29 +22,35 @@ type TestSettings struct {
 	AtAdmission    bool
 	Node           podfile.Node // how the node sees pods
 	RefuseUnjudged bool         // A restriction that the node cannot judge denies.
+	MayBeEmpty     bool         // A folder without a policy is not an error.
 }
 
 // A Tester has policies that pods are compared with.
 type Tester struct {
 	*Set
+	Access  []File // the files of kind ImageAccess
 	options restriction.Options
 	node    podfile.Node
 }
 
 // NewTester reads policies. The error joins all errors of all files; a folder without a policy is one.
 func NewTester(s TestSettings) (*Tester, error) {
-	set, err := Read(Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true})
+	set, files, err := ReadFiles(Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true})
 	if err != nil {
 		return nil, err
 	}
-	if set.Empty() {
+	if set.Empty() && !s.MayBeEmpty {
 		return nil, fmt.Errorf("%s: no policy file", s.Folder)
 	}
 	o := restriction.Options{From: restriction.SourceOf(s.Node.PodSource), Refuse: s.RefuseUnjudged}
 	if s.AtAdmission {
 		o.From = restriction.Admission
 	}
-	return &Tester{set, o, s.Node}, nil
+	files = slices.DeleteFunc(files, func(f File) bool {
+		kind, _ := kindOf(f.Data) // it was read before
+		return kind != imageaccess.Kind
+	})
+	return &Tester{set, files, o, s.Node}, nil
 }
 
 // A TestPod is a pod with the name of its file.

@@ -1121,7 +1121,9 @@ type Image struct {
 	// The repositories of its names that have no record.
 	Untracked []string `protobuf:"bytes,6,rep,name=untracked,proto3" json:"untracked,omitempty"`
 	// The repositories of which the record or the mark cannot be read. They need proof whatever the policy.
-	Unreadable    []string `protobuf:"bytes,7,rep,name=unreadable,proto3" json:"unreadable,omitempty"`
+	Unreadable []string `protobuf:"bytes,7,rep,name=unreadable,proto3" json:"unreadable,omitempty"`
+	// By which rights pods may use it, whatever their own next pull proves. Only GetImage sets it.
+	Rights        []*ImageRight `protobuf:"bytes,8,rep,name=rights,proto3" json:"rights,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1205,6 +1207,150 @@ func (x *Image) GetUnreadable() []string {
 	return nil
 }
 
+func (x *Image) GetRights() []*ImageRight {
+	if x != nil {
+		return x.Rights
+	}
+	return nil
+}
+
+// ImageRight is one right by which pods may use an image, or a file that takes it from all others.
+type ImageRight struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The repository under which they may use it.
+	Repository string `protobuf:"bytes,1,opt,name=repository,proto3" json:"repository,omitempty"`
+	// "proof", "open", "preloaded", "policy" or "access".
+	Right string `protobuf:"bytes,2,opt,name=right,proto3" json:"right,omitempty"`
+	// What gives it: the ID of a credential, a setting, or the name of a file of kind ImageAccess.
+	By string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	// Of "access": "Share", "Lend", or "Fence", which takes the image from every pod that it does not list.
+	Grant string `protobuf:"bytes,4,opt,name=grant,proto3" json:"grant,omitempty"`
+	// The namespaces whose pods have it. Without these, service accounts and static_pods, every pod has it; for "proof",
+	// every pod with the credential.
+	Namespaces []string `protobuf:"bytes,5,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// The service accounts whose pods have it, "NAMESPACE/NAME".
+	ServiceAccounts []string `protobuf:"bytes,6,rep,name=service_accounts,json=serviceAccounts,proto3" json:"service_accounts,omitempty"`
+	// Whether static pods have it.
+	StaticPods bool `protobuf:"varint,7,opt,name=static_pods,json=staticPods,proto3" json:"static_pods,omitempty"`
+	// Of "proof": the Secrets that are known to contain the credential.
+	Secrets []*SecretRef `protobuf:"bytes,8,rep,name=secrets,proto3" json:"secrets,omitempty"`
+	// Whether it counts only while the registry cannot be asked, because the proof has expired.
+	InGrace bool `protobuf:"varint,9,opt,name=in_grace,json=inGrace,proto3" json:"in_grace,omitempty"`
+	// Of a Share: whether it has no effect until a pod proves access, because no proof is valid.
+	Waits bool `protobuf:"varint,10,opt,name=waits,proto3" json:"waits,omitempty"`
+	// Whether the file only reports.
+	Audit         bool `protobuf:"varint,11,opt,name=audit,proto3" json:"audit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageRight) Reset() {
+	*x = ImageRight{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageRight) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageRight) ProtoMessage() {}
+
+func (x *ImageRight) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageRight.ProtoReflect.Descriptor instead.
+func (*ImageRight) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ImageRight) GetRepository() string {
+	if x != nil {
+		return x.Repository
+	}
+	return ""
+}
+
+func (x *ImageRight) GetRight() string {
+	if x != nil {
+		return x.Right
+	}
+	return ""
+}
+
+func (x *ImageRight) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *ImageRight) GetGrant() string {
+	if x != nil {
+		return x.Grant
+	}
+	return ""
+}
+
+func (x *ImageRight) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *ImageRight) GetServiceAccounts() []string {
+	if x != nil {
+		return x.ServiceAccounts
+	}
+	return nil
+}
+
+func (x *ImageRight) GetStaticPods() bool {
+	if x != nil {
+		return x.StaticPods
+	}
+	return false
+}
+
+func (x *ImageRight) GetSecrets() []*SecretRef {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+func (x *ImageRight) GetInGrace() bool {
+	if x != nil {
+		return x.InGrace
+	}
+	return false
+}
+
+func (x *ImageRight) GetWaits() bool {
+	if x != nil {
+		return x.Waits
+	}
+	return false
+}
+
+func (x *ImageRight) GetAudit() bool {
+	if x != nil {
+		return x.Audit
+	}
+	return false
+}
+
 // GetStatusRequest asks for the status.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1214,7 +1360,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1372,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1385,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
 }
 
 // GetStatusResponse is the status of the daemon.
@@ -1281,7 +1427,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1439,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1452,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -1427,7 +1573,7 @@ type NotListening struct {
 
 func (x *NotListening) Reset() {
 	*x = NotListening{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1585,7 @@ func (x *NotListening) String() string {
 func (*NotListening) ProtoMessage() {}
 
 func (x *NotListening) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1598,7 @@ func (x *NotListening) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotListening.ProtoReflect.Descriptor instead.
 func (*NotListening) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NotListening) GetField() string {
@@ -1482,7 +1628,7 @@ type Reload struct {
 
 func (x *Reload) Reset() {
 	*x = Reload{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1494,7 +1640,7 @@ func (x *Reload) String() string {
 func (*Reload) ProtoMessage() {}
 
 func (x *Reload) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1507,7 +1653,7 @@ func (x *Reload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reload.ProtoReflect.Descriptor instead.
 func (*Reload) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Reload) GetAt() *timestamppb.Timestamp {
@@ -1549,7 +1695,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1707,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1720,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StoreStatus) GetPath() string {
@@ -1646,7 +1792,7 @@ type Distrust struct {
 
 func (x *Distrust) Reset() {
 	*x = Distrust{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1804,7 @@ func (x *Distrust) String() string {
 func (*Distrust) ProtoMessage() {}
 
 func (x *Distrust) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1817,7 @@ func (x *Distrust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Distrust.ProtoReflect.Descriptor instead.
 func (*Distrust) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Distrust) GetSince() *timestamppb.Timestamp {
@@ -1705,7 +1851,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1717,7 +1863,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1730,7 +1876,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RuntimeStatus) GetEndpoint() string {
@@ -1776,7 +1922,7 @@ type PodSourceStatus struct {
 
 func (x *PodSourceStatus) Reset() {
 	*x = PodSourceStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +1934,7 @@ func (x *PodSourceStatus) String() string {
 func (*PodSourceStatus) ProtoMessage() {}
 
 func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +1947,7 @@ func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodSourceStatus.ProtoReflect.Descriptor instead.
 func (*PodSourceStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PodSourceStatus) GetNode() string {
@@ -1838,7 +1984,7 @@ type DecisionLogStatus struct {
 
 func (x *DecisionLogStatus) Reset() {
 	*x = DecisionLogStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1996,7 @@ func (x *DecisionLogStatus) String() string {
 func (*DecisionLogStatus) ProtoMessage() {}
 
 func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +2009,7 @@ func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionLogStatus.ProtoReflect.Descriptor instead.
 func (*DecisionLogStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DecisionLogStatus) GetPath() string {
@@ -1903,7 +2049,7 @@ type ImageFilter struct {
 
 func (x *ImageFilter) Reset() {
 	*x = ImageFilter{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2061,7 @@ func (x *ImageFilter) String() string {
 func (*ImageFilter) ProtoMessage() {}
 
 func (x *ImageFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2074,7 @@ func (x *ImageFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageFilter.ProtoReflect.Descriptor instead.
 func (*ImageFilter) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ImageFilter) GetRepository() string {
@@ -1988,7 +2134,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2000,7 +2146,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2013,7 +2159,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListImagesRequest) GetFilter() *ImageFilter {
@@ -2050,7 +2196,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2208,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2221,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2103,7 +2249,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2261,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2274,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetImageRequest) GetImage() string {
@@ -2149,7 +2295,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2307,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2320,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -2199,7 +2345,7 @@ type ListIntentsRequest struct {
 
 func (x *ListIntentsRequest) Reset() {
 	*x = ListIntentsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2357,7 @@ func (x *ListIntentsRequest) String() string {
 func (*ListIntentsRequest) ProtoMessage() {}
 
 func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2370,7 @@ func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsRequest.ProtoReflect.Descriptor instead.
 func (*ListIntentsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListIntentsRequest) GetRepository() string {
@@ -2261,7 +2407,7 @@ type ListIntentsResponse struct {
 
 func (x *ListIntentsResponse) Reset() {
 	*x = ListIntentsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2419,7 @@ func (x *ListIntentsResponse) String() string {
 func (*ListIntentsResponse) ProtoMessage() {}
 
 func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2432,7 @@ func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsResponse.ProtoReflect.Descriptor instead.
 func (*ListIntentsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListIntentsResponse) GetIntents() []*Intent {
@@ -2320,7 +2466,7 @@ type ListGrantsRequest struct {
 
 func (x *ListGrantsRequest) Reset() {
 	*x = ListGrantsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2478,7 @@ func (x *ListGrantsRequest) String() string {
 func (*ListGrantsRequest) ProtoMessage() {}
 
 func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2491,7 @@ func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListGrantsRequest) GetPod() *PodRef {
@@ -2389,7 +2535,7 @@ type ListGrantsResponse struct {
 
 func (x *ListGrantsResponse) Reset() {
 	*x = ListGrantsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2547,7 @@ func (x *ListGrantsResponse) String() string {
 func (*ListGrantsResponse) ProtoMessage() {}
 
 func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2560,7 @@ func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsResponse.ProtoReflect.Descriptor instead.
 func (*ListGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListGrantsResponse) GetGrants() []*Grant {
@@ -2455,7 +2601,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2613,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2626,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExplainRequest) GetImage() string {
@@ -2582,7 +2728,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2740,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2753,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -2709,7 +2855,7 @@ type PolicyAnswer struct {
 
 func (x *PolicyAnswer) Reset() {
 	*x = PolicyAnswer{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2721,7 +2867,7 @@ func (x *PolicyAnswer) String() string {
 func (*PolicyAnswer) ProtoMessage() {}
 
 func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2734,7 +2880,7 @@ func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyAnswer.ProtoReflect.Descriptor instead.
 func (*PolicyAnswer) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PolicyAnswer) GetCall() string {
@@ -2803,7 +2949,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2961,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2974,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Finding) GetValidator() string {
@@ -2923,7 +3069,7 @@ type ListPodsRequest struct {
 
 func (x *ListPodsRequest) Reset() {
 	*x = ListPodsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +3081,7 @@ func (x *ListPodsRequest) String() string {
 func (*ListPodsRequest) ProtoMessage() {}
 
 func (x *ListPodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +3094,7 @@ func (x *ListPodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPodsRequest.ProtoReflect.Descriptor instead.
 func (*ListPodsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListPodsRequest) GetDenied() bool {
@@ -2989,7 +3135,7 @@ type ListPodsResponse struct {
 
 func (x *ListPodsResponse) Reset() {
 	*x = ListPodsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3147,7 @@ func (x *ListPodsResponse) String() string {
 func (*ListPodsResponse) ProtoMessage() {}
 
 func (x *ListPodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3160,7 @@ func (x *ListPodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPodsResponse.ProtoReflect.Descriptor instead.
 func (*ListPodsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListPodsResponse) GetImages() []*PodImage {
@@ -3045,6 +3191,233 @@ func (x *ListPodsResponse) GetPoliciesEnforcing() bool {
 	return false
 }
 
+// TestImageAccessRequest has all files of kind ImageAccess that would be in use, none for no such file.
+type TestImageAccessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         []*PolicyFile          `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TestImageAccessRequest) Reset() {
+	*x = TestImageAccessRequest{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TestImageAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TestImageAccessRequest) ProtoMessage() {}
+
+func (x *TestImageAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TestImageAccessRequest.ProtoReflect.Descriptor instead.
+func (*TestImageAccessRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *TestImageAccessRequest) GetFiles() []*PolicyFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+// PolicyFile is a file of the folder of policies.
+type PolicyFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, for errors.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its content.
+	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyFile) Reset() {
+	*x = PolicyFile{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyFile) ProtoMessage() {}
+
+func (x *PolicyFile) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyFile.ProtoReflect.Descriptor instead.
+func (*PolicyFile) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *PolicyFile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicyFile) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// TestImageAccessResponse is what would change.
+type TestImageAccessResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The files that would begin to say something about an image on the node, and those that would end; at most 1000.
+	Gained []*ImageRight `protobuf:"bytes,1,rep,name=gained,proto3" json:"gained,omitempty"`
+	Lost   []*ImageRight `protobuf:"bytes,2,rep,name=lost,proto3" json:"lost,omitempty"`
+	// The images of pods whose state would change, at most 1000.
+	Pods []*PodImageChange `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
+	// How many more there are.
+	More          int32 `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TestImageAccessResponse) Reset() {
+	*x = TestImageAccessResponse{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TestImageAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TestImageAccessResponse) ProtoMessage() {}
+
+func (x *TestImageAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TestImageAccessResponse.ProtoReflect.Descriptor instead.
+func (*TestImageAccessResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *TestImageAccessResponse) GetGained() []*ImageRight {
+	if x != nil {
+		return x.Gained
+	}
+	return nil
+}
+
+func (x *TestImageAccessResponse) GetLost() []*ImageRight {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+func (x *TestImageAccessResponse) GetPods() []*PodImageChange {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *TestImageAccessResponse) GetMore() int32 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+// PodImageChange is an image of a pod whose state would change.
+type PodImageChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is so now.
+	Now *PodImage `protobuf:"bytes,1,opt,name=now,proto3" json:"now,omitempty"`
+	// The state that it would have; see PodImage.
+	State         string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodImageChange) Reset() {
+	*x = PodImageChange{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodImageChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodImageChange) ProtoMessage() {}
+
+func (x *PodImageChange) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodImageChange.ProtoReflect.Descriptor instead.
+func (*PodImageChange) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *PodImageChange) GetNow() *PodImage {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
+func (x *PodImageChange) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
 // PodImage is an image that a container or a volume of a pod uses.
 type PodImage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3073,7 +3446,7 @@ type PodImage struct {
 
 func (x *PodImage) Reset() {
 	*x = PodImage{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3458,7 @@ func (x *PodImage) String() string {
 func (*PodImage) ProtoMessage() {}
 
 func (x *PodImage) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3471,7 @@ func (x *PodImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodImage.ProtoReflect.Descriptor instead.
 func (*PodImage) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PodImage) GetNamespace() string {
@@ -3199,7 +3572,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3211,7 +3584,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3224,7 +3597,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Evidence) GetPresence() Presence {
@@ -3354,7 +3727,7 @@ type PodCredential struct {
 
 func (x *PodCredential) Reset() {
 	*x = PodCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3366,7 +3739,7 @@ func (x *PodCredential) String() string {
 func (*PodCredential) ProtoMessage() {}
 
 func (x *PodCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3379,7 +3752,7 @@ func (x *PodCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCredential.ProtoReflect.Descriptor instead.
 func (*PodCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PodCredential) GetCredentialId() string {
@@ -3424,7 +3797,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3809,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3822,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RevokeRequest) GetCredentialId() string {
@@ -3512,7 +3885,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3524,7 +3897,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3910,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RevokeResponse) GetProofs() []*RevokedProof {
@@ -3581,7 +3954,7 @@ type RevokedProof struct {
 
 func (x *RevokedProof) Reset() {
 	*x = RevokedProof{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3966,7 @@ func (x *RevokedProof) String() string {
 func (*RevokedProof) ProtoMessage() {}
 
 func (x *RevokedProof) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3979,7 @@ func (x *RevokedProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedProof.ProtoReflect.Descriptor instead.
 func (*RevokedProof) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RevokedProof) GetPair() *Pair {
@@ -3640,7 +4013,7 @@ type ListPreloadedRequest struct {
 
 func (x *ListPreloadedRequest) Reset() {
 	*x = ListPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3652,7 +4025,7 @@ func (x *ListPreloadedRequest) String() string {
 func (*ListPreloadedRequest) ProtoMessage() {}
 
 func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3665,7 +4038,7 @@ func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ListPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListPreloadedRequest) GetRepository() string {
@@ -3709,7 +4082,7 @@ type ListPreloadedResponse struct {
 
 func (x *ListPreloadedResponse) Reset() {
 	*x = ListPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3721,7 +4094,7 @@ func (x *ListPreloadedResponse) String() string {
 func (*ListPreloadedResponse) ProtoMessage() {}
 
 func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3734,7 +4107,7 @@ func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ListPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListPreloadedResponse) GetMarks() []*Mark {
@@ -3774,7 +4147,7 @@ type AcceptPreloadedRequest struct {
 
 func (x *AcceptPreloadedRequest) Reset() {
 	*x = AcceptPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3786,7 +4159,7 @@ func (x *AcceptPreloadedRequest) String() string {
 func (*AcceptPreloadedRequest) ProtoMessage() {}
 
 func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3799,7 +4172,7 @@ func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AcceptPreloadedRequest) GetRepository() string {
@@ -3860,7 +4233,7 @@ type AcceptPreloadedResponse struct {
 
 func (x *AcceptPreloadedResponse) Reset() {
 	*x = AcceptPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3872,7 +4245,7 @@ func (x *AcceptPreloadedResponse) String() string {
 func (*AcceptPreloadedResponse) ProtoMessage() {}
 
 func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3885,7 +4258,7 @@ func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
@@ -3927,7 +4300,7 @@ type ForgetPreloadedRequest struct {
 
 func (x *ForgetPreloadedRequest) Reset() {
 	*x = ForgetPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4312,7 @@ func (x *ForgetPreloadedRequest) String() string {
 func (*ForgetPreloadedRequest) ProtoMessage() {}
 
 func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4325,7 @@ func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ForgetPreloadedRequest) GetRepository() string {
@@ -3998,7 +4371,7 @@ type ForgetPreloadedResponse struct {
 
 func (x *ForgetPreloadedResponse) Reset() {
 	*x = ForgetPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4010,7 +4383,7 @@ func (x *ForgetPreloadedResponse) String() string {
 func (*ForgetPreloadedResponse) ProtoMessage() {}
 
 func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4023,7 +4396,7 @@ func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
@@ -4070,7 +4443,7 @@ type ListEndorsementsRequest struct {
 
 func (x *ListEndorsementsRequest) Reset() {
 	*x = ListEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4455,7 @@ func (x *ListEndorsementsRequest) String() string {
 func (*ListEndorsementsRequest) ProtoMessage() {}
 
 func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4468,7 @@ func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListEndorsementsRequest) GetRepository() string {
@@ -4160,7 +4533,7 @@ type ListEndorsementsResponse struct {
 
 func (x *ListEndorsementsResponse) Reset() {
 	*x = ListEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4172,7 +4545,7 @@ func (x *ListEndorsementsResponse) String() string {
 func (*ListEndorsementsResponse) ProtoMessage() {}
 
 func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4185,7 +4558,7 @@ func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -4225,7 +4598,7 @@ type RevokeEndorsementsRequest struct {
 
 func (x *RevokeEndorsementsRequest) Reset() {
 	*x = RevokeEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4237,7 +4610,7 @@ func (x *RevokeEndorsementsRequest) String() string {
 func (*RevokeEndorsementsRequest) ProtoMessage() {}
 
 func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4250,7 +4623,7 @@ func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RevokeEndorsementsRequest) GetRepository() string {
@@ -4313,7 +4686,7 @@ type RevokeEndorsementsResponse struct {
 
 func (x *RevokeEndorsementsResponse) Reset() {
 	*x = RevokeEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4325,7 +4698,7 @@ func (x *RevokeEndorsementsResponse) String() string {
 func (*RevokeEndorsementsResponse) ProtoMessage() {}
 
 func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4338,7 +4711,7 @@ func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RevokeEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -4359,7 +4732,7 @@ type EndDistrustRequest struct {
 
 func (x *EndDistrustRequest) Reset() {
 	*x = EndDistrustRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4371,7 +4744,7 @@ func (x *EndDistrustRequest) String() string {
 func (*EndDistrustRequest) ProtoMessage() {}
 
 func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4384,7 +4757,7 @@ func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustRequest.ProtoReflect.Descriptor instead.
 func (*EndDistrustRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *EndDistrustRequest) GetDryRun() bool {
@@ -4407,7 +4780,7 @@ type EndDistrustResponse struct {
 
 func (x *EndDistrustResponse) Reset() {
 	*x = EndDistrustResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4419,7 +4792,7 @@ func (x *EndDistrustResponse) String() string {
 func (*EndDistrustResponse) ProtoMessage() {}
 
 func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4432,7 +4805,7 @@ func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustResponse.ProtoReflect.Descriptor instead.
 func (*EndDistrustResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EndDistrustResponse) GetEnded() *Distrust {
@@ -4458,7 +4831,7 @@ type VerifyStoreRequest struct {
 
 func (x *VerifyStoreRequest) Reset() {
 	*x = VerifyStoreRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4470,7 +4843,7 @@ func (x *VerifyStoreRequest) String() string {
 func (*VerifyStoreRequest) ProtoMessage() {}
 
 func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4483,7 +4856,7 @@ func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreRequest.ProtoReflect.Descriptor instead.
 func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
 }
 
 // VerifyStoreResponse is what was read.
@@ -4503,7 +4876,7 @@ type VerifyStoreResponse struct {
 
 func (x *VerifyStoreResponse) Reset() {
 	*x = VerifyStoreResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4515,7 +4888,7 @@ func (x *VerifyStoreResponse) String() string {
 func (*VerifyStoreResponse) ProtoMessage() {}
 
 func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4528,7 +4901,7 @@ func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreResponse.ProtoReflect.Descriptor instead.
 func (*VerifyStoreResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *VerifyStoreResponse) GetValues() int64 {
@@ -4572,7 +4945,7 @@ type StoreProblem struct {
 
 func (x *StoreProblem) Reset() {
 	*x = StoreProblem{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4584,7 +4957,7 @@ func (x *StoreProblem) String() string {
 func (*StoreProblem) ProtoMessage() {}
 
 func (x *StoreProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4597,7 +4970,7 @@ func (x *StoreProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreProblem.ProtoReflect.Descriptor instead.
 func (*StoreProblem) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StoreProblem) GetWhere() string {
@@ -4623,7 +4996,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +5008,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +5021,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
 }
 
 // BackupResponse is a piece of the backup.
@@ -4664,7 +5037,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4676,7 +5049,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4689,7 +5062,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -4721,7 +5094,7 @@ type ReportNodeCredentialsRequest struct {
 
 func (x *ReportNodeCredentialsRequest) Reset() {
 	*x = ReportNodeCredentialsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4733,7 +5106,7 @@ func (x *ReportNodeCredentialsRequest) String() string {
 func (*ReportNodeCredentialsRequest) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4746,7 +5119,7 @@ func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReportNodeCredentialsRequest) GetKeyFingerprint() string {
@@ -4783,7 +5156,7 @@ type NodeCredential struct {
 
 func (x *NodeCredential) Reset() {
 	*x = NodeCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4795,7 +5168,7 @@ func (x *NodeCredential) String() string {
 func (*NodeCredential) ProtoMessage() {}
 
 func (x *NodeCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4808,7 +5181,7 @@ func (x *NodeCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
 func (*NodeCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NodeCredential) GetCredentialId() string {
@@ -4834,7 +5207,7 @@ type ReportNodeCredentialsResponse struct {
 
 func (x *ReportNodeCredentialsResponse) Reset() {
 	*x = ReportNodeCredentialsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +5219,7 @@ func (x *ReportNodeCredentialsResponse) String() string {
 func (*ReportNodeCredentialsResponse) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +5232,7 @@ func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
 }
 
 // WatchDecisionsRequest asks for decisions.
@@ -4875,7 +5248,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4887,7 +5260,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4900,7 +5273,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -4947,14 +5320,18 @@ type WatchDecisionsResponse struct {
 	// Whether nothing was enforced.
 	Shadow bool `protobuf:"varint,13,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	// How many decisions since the one before are missing here, because they came faster than they were read.
-	Dropped       uint64 `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Dropped uint64 `protobuf:"varint,14,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// The file of kind ImageAccess that it rests on; "" if on none.
+	Access string `protobuf:"bytes,15,opt,name=access,proto3" json:"access,omitempty"`
+	// The file of kind ImageAccess that only reports, and would change the verdict if it were enforced; "" if none would.
+	AccessAudit   string `protobuf:"bytes,16,opt,name=access_audit,json=accessAudit,proto3" json:"access_audit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4966,7 +5343,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4979,7 +5356,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -5080,6 +5457,20 @@ func (x *WatchDecisionsResponse) GetDropped() uint64 {
 	return 0
 }
 
+func (x *WatchDecisionsResponse) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *WatchDecisionsResponse) GetAccessAudit() string {
+	if x != nil {
+		return x.AccessAudit
+	}
+	return ""
+}
+
 // ListPoliciesRequest asks for a page of policies.
 type ListPoliciesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5093,7 +5484,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5105,7 +5496,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5118,7 +5509,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListPoliciesRequest) GetPageSize() int32 {
@@ -5161,7 +5552,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5564,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5577,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5249,7 +5640,8 @@ func (x *ListPoliciesResponse) GetWarnings() []string {
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its kind: "PodRestriction"; "ImagePolicy", which is an image review backend; "ClusterPolicy" or
-	// "ClusterImagePolicy" for signatures; "ValidatingWebhookConfiguration", which is a hook.
+	// "ClusterImagePolicy" for signatures; "ValidatingWebhookConfiguration", which is a hook;
+	// "ImageAccess", whose mode is its grant.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Its name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -5270,14 +5662,16 @@ type Policy struct {
 	// What a policy requires of the signatures of images; empty for other kinds.
 	SignatureRules []*SignatureRule `protobuf:"bytes,10,rep,name=signature_rules,json=signatureRules,proto3" json:"signature_rules,omitempty"`
 	// What a hook has beside its namespaces; absent for other kinds.
-	Hook          *Hook `protobuf:"bytes,11,opt,name=hook,proto3" json:"hook,omitempty"`
+	Hook *Hook `protobuf:"bytes,11,opt,name=hook,proto3" json:"hook,omitempty"`
+	// The images of an ImageAccess; empty for other kinds.
+	Images        []string `protobuf:"bytes,12,rep,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5289,7 +5683,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5302,7 +5696,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Policy) GetKind() string {
@@ -5382,6 +5776,13 @@ func (x *Policy) GetHook() *Hook {
 	return nil
 }
 
+func (x *Policy) GetImages() []string {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
 // Hook is a validating webhook that is asked about pods. All hooks of a pod must allow it. It can also be a mutating
 // webhook, which completes new pods in admission and has no stages.
 type Hook struct {
@@ -5404,7 +5805,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5416,7 +5817,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5429,7 +5830,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Hook) GetAt() string {
@@ -5499,7 +5900,7 @@ type SignatureRule struct {
 
 func (x *SignatureRule) Reset() {
 	*x = SignatureRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5511,7 +5912,7 @@ func (x *SignatureRule) String() string {
 func (*SignatureRule) ProtoMessage() {}
 
 func (x *SignatureRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5524,7 +5925,7 @@ func (x *SignatureRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignatureRule.ProtoReflect.Descriptor instead.
 func (*SignatureRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SignatureRule) GetName() string {
@@ -5602,7 +6003,7 @@ type ReviewBackend struct {
 
 func (x *ReviewBackend) Reset() {
 	*x = ReviewBackend{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5614,7 +6015,7 @@ func (x *ReviewBackend) String() string {
 func (*ReviewBackend) ProtoMessage() {}
 
 func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5627,7 +6028,7 @@ func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
 func (*ReviewBackend) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ReviewBackend) GetDefaultAllow() bool {
@@ -5681,7 +6082,7 @@ type VerifyImageRequest struct {
 
 func (x *VerifyImageRequest) Reset() {
 	*x = VerifyImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5693,7 +6094,7 @@ func (x *VerifyImageRequest) String() string {
 func (*VerifyImageRequest) ProtoMessage() {}
 
 func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5706,7 +6107,7 @@ func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageRequest.ProtoReflect.Descriptor instead.
 func (*VerifyImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *VerifyImageRequest) GetImage() string {
@@ -5743,7 +6144,7 @@ type RegistryLogin struct {
 
 func (x *RegistryLogin) Reset() {
 	*x = RegistryLogin{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5755,7 +6156,7 @@ func (x *RegistryLogin) String() string {
 func (*RegistryLogin) ProtoMessage() {}
 
 func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5768,7 +6169,7 @@ func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
 func (*RegistryLogin) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RegistryLogin) GetUsername() string {
@@ -5804,7 +6205,7 @@ type VerifyImageResponse struct {
 
 func (x *VerifyImageResponse) Reset() {
 	*x = VerifyImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5816,7 +6217,7 @@ func (x *VerifyImageResponse) String() string {
 func (*VerifyImageResponse) ProtoMessage() {}
 
 func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5829,7 +6230,7 @@ func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageResponse.ProtoReflect.Descriptor instead.
 func (*VerifyImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *VerifyImageResponse) GetImage() *Pair {
@@ -5891,7 +6292,7 @@ type VerifiedRule struct {
 
 func (x *VerifiedRule) Reset() {
 	*x = VerifiedRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5903,7 +6304,7 @@ func (x *VerifiedRule) String() string {
 func (*VerifiedRule) ProtoMessage() {}
 
 func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5916,7 +6317,7 @@ func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifiedRule.ProtoReflect.Descriptor instead.
 func (*VerifiedRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{73}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *VerifiedRule) GetKind() string {
@@ -6023,7 +6424,7 @@ type ImageSignature struct {
 
 func (x *ImageSignature) Reset() {
 	*x = ImageSignature{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6035,7 +6436,7 @@ func (x *ImageSignature) String() string {
 func (*ImageSignature) ProtoMessage() {}
 
 func (x *ImageSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6048,7 +6449,7 @@ func (x *ImageSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageSignature.ProtoReflect.Descriptor instead.
 func (*ImageSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{74}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ImageSignature) GetRepository() string {
@@ -6183,7 +6584,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"L\n" +
 	"\vAttestation\x12%\n" +
 	"\x0epredicate_type\x18\x01 \x01(\tR\rpredicateType\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x93\x02\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"\xca\x02\n" +
 	"\x05Image\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x127\n" +
 	"\bpresence\x18\x02 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x14\n" +
@@ -6193,7 +6594,27 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tuntracked\x18\x06 \x03(\tR\tuntracked\x12\x1e\n" +
 	"\n" +
 	"unreadable\x18\a \x03(\tR\n" +
-	"unreadable\"\x12\n" +
+	"unreadable\x125\n" +
+	"\x06rights\x18\b \x03(\v2\x1d.pullgate.admin.v1.ImageRightR\x06rights\"\xd3\x02\n" +
+	"\n" +
+	"ImageRight\x12\x1e\n" +
+	"\n" +
+	"repository\x18\x01 \x01(\tR\n" +
+	"repository\x12\x14\n" +
+	"\x05right\x18\x02 \x01(\tR\x05right\x12\x0e\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\x12\x14\n" +
+	"\x05grant\x18\x04 \x01(\tR\x05grant\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x05 \x03(\tR\n" +
+	"namespaces\x12)\n" +
+	"\x10service_accounts\x18\x06 \x03(\tR\x0fserviceAccounts\x12\x1f\n" +
+	"\vstatic_pods\x18\a \x01(\bR\n" +
+	"staticPods\x126\n" +
+	"\asecrets\x18\b \x03(\v2\x1c.pullgate.admin.v1.SecretRefR\asecrets\x12\x19\n" +
+	"\bin_grace\x18\t \x01(\bR\ainGrace\x12\x14\n" +
+	"\x05waits\x18\n" +
+	" \x01(\bR\x05waits\x12\x14\n" +
+	"\x05audit\x18\v \x01(\bR\x05audit\"\x12\n" +
 	"\x10GetStatusRequest\"\xc6\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
@@ -6337,7 +6758,21 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x06images\x18\x01 \x03(\v2\x1b.pullgate.admin.v1.PodImageR\x06images\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1c\n" +
 	"\tenforcing\x18\x03 \x01(\bR\tenforcing\x12-\n" +
-	"\x12policies_enforcing\x18\x04 \x01(\bR\x11policiesEnforcing\"\xe7\x01\n" +
+	"\x12policies_enforcing\x18\x04 \x01(\bR\x11policiesEnforcing\"M\n" +
+	"\x16TestImageAccessRequest\x123\n" +
+	"\x05files\x18\x01 \x03(\v2\x1d.pullgate.admin.v1.PolicyFileR\x05files\"4\n" +
+	"\n" +
+	"PolicyFile\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"\xce\x01\n" +
+	"\x17TestImageAccessResponse\x125\n" +
+	"\x06gained\x18\x01 \x03(\v2\x1d.pullgate.admin.v1.ImageRightR\x06gained\x121\n" +
+	"\x04lost\x18\x02 \x03(\v2\x1d.pullgate.admin.v1.ImageRightR\x04lost\x125\n" +
+	"\x04pods\x18\x03 \x03(\v2!.pullgate.admin.v1.PodImageChangeR\x04pods\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\x05R\x04more\"U\n" +
+	"\x0ePodImageChange\x12-\n" +
+	"\x03now\x18\x01 \x01(\v2\x1b.pullgate.admin.v1.PodImageR\x03now\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\"\xe7\x01\n" +
 	"\bPodImage\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +
@@ -6481,7 +6916,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x02 \x01(\tR\n" +
-	"repository\"\x91\x04\n" +
+	"repository\"\xcc\x04\n" +
 	"\x16WatchDecisionsResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04call\x18\x02 \x01(\tR\x04call\x12+\n" +
@@ -6498,7 +6933,9 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\aoutcome\x18\v \x01(\tR\aoutcome\x12-\n" +
 	"\x04took\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x16\n" +
 	"\x06shadow\x18\r \x01(\bR\x06shadow\x12\x18\n" +
-	"\adropped\x18\x0e \x01(\x04R\adropped\"Q\n" +
+	"\adropped\x18\x0e \x01(\x04R\adropped\x12\x16\n" +
+	"\x06access\x18\x0f \x01(\tR\x06access\x12!\n" +
+	"\faccess_audit\x18\x10 \x01(\tR\vaccessAudit\"Q\n" +
 	"\x13ListPoliciesRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -6511,7 +6948,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\freload_error\x18\x05 \x01(\tR\vreloadError\x12\x1c\n" +
 	"\tenforcing\x18\x06 \x01(\bR\tenforcing\x12'\n" +
 	"\x0frefuse_unjudged\x18\a \x01(\bR\x0erefuseUnjudged\x12\x1a\n" +
-	"\bwarnings\x18\b \x03(\tR\bwarnings\"\xad\x03\n" +
+	"\bwarnings\x18\b \x03(\tR\bwarnings\"\xc5\x03\n" +
 	"\x06Policy\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -6526,7 +6963,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x0ereview_backend\x18\t \x01(\v2 .pullgate.admin.v1.ReviewBackendR\rreviewBackend\x12I\n" +
 	"\x0fsignature_rules\x18\n" +
 	" \x03(\v2 .pullgate.admin.v1.SignatureRuleR\x0esignatureRules\x12+\n" +
-	"\x04hook\x18\v \x01(\v2\x17.pullgate.admin.v1.HookR\x04hook\"\xcd\x01\n" +
+	"\x04hook\x18\v \x01(\v2\x17.pullgate.admin.v1.HookR\x04hook\x12\x16\n" +
+	"\x06images\x18\f \x03(\tR\x06images\"\xcd\x01\n" +
 	"\x04Hook\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x16\n" +
 	"\x06stages\x18\x02 \x03(\tR\x06stages\x12\x18\n" +
@@ -6613,7 +7051,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x1aCREDENTIAL_STANDING_PROVED\x10\x01\x12 \n" +
 	"\x1cCREDENTIAL_STANDING_IN_GRACE\x10\x02\x12\x1f\n" +
 	"\x1bCREDENTIAL_STANDING_EXPIRED\x10\x03\x12\x1f\n" +
-	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\x8d\x0f\n" +
+	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\xf7\x0f\n" +
 	"\vPullRecords\x12V\n" +
 	"\tGetStatus\x12#.pullgate.admin.v1.GetStatusRequest\x1a$.pullgate.admin.v1.GetStatusResponse\x12Y\n" +
 	"\n" +
@@ -6623,7 +7061,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\n" +
 	"ListGrants\x12$.pullgate.admin.v1.ListGrantsRequest\x1a%.pullgate.admin.v1.ListGrantsResponse\x12P\n" +
 	"\aExplain\x12!.pullgate.admin.v1.ExplainRequest\x1a\".pullgate.admin.v1.ExplainResponse\x12S\n" +
-	"\bListPods\x12\".pullgate.admin.v1.ListPodsRequest\x1a#.pullgate.admin.v1.ListPodsResponse\x12M\n" +
+	"\bListPods\x12\".pullgate.admin.v1.ListPodsRequest\x1a#.pullgate.admin.v1.ListPodsResponse\x12h\n" +
+	"\x0fTestImageAccess\x12).pullgate.admin.v1.TestImageAccessRequest\x1a*.pullgate.admin.v1.TestImageAccessResponse\x12M\n" +
 	"\x06Revoke\x12 .pullgate.admin.v1.RevokeRequest\x1a!.pullgate.admin.v1.RevokeResponse\x12b\n" +
 	"\rListPreloaded\x12'.pullgate.admin.v1.ListPreloadedRequest\x1a(.pullgate.admin.v1.ListPreloadedResponse\x12h\n" +
 	"\x0fAcceptPreloaded\x12).pullgate.admin.v1.AcceptPreloadedRequest\x1a*.pullgate.admin.v1.AcceptPreloadedResponse\x12h\n" +
@@ -6651,7 +7090,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -6669,222 +7108,236 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*EndorsementDrift)(nil),              // 13: pullgate.admin.v1.EndorsementDrift
 	(*Attestation)(nil),                   // 14: pullgate.admin.v1.Attestation
 	(*Image)(nil),                         // 15: pullgate.admin.v1.Image
-	(*GetStatusRequest)(nil),              // 16: pullgate.admin.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 17: pullgate.admin.v1.GetStatusResponse
-	(*NotListening)(nil),                  // 18: pullgate.admin.v1.NotListening
-	(*Reload)(nil),                        // 19: pullgate.admin.v1.Reload
-	(*StoreStatus)(nil),                   // 20: pullgate.admin.v1.StoreStatus
-	(*Distrust)(nil),                      // 21: pullgate.admin.v1.Distrust
-	(*RuntimeStatus)(nil),                 // 22: pullgate.admin.v1.RuntimeStatus
-	(*PodSourceStatus)(nil),               // 23: pullgate.admin.v1.PodSourceStatus
-	(*DecisionLogStatus)(nil),             // 24: pullgate.admin.v1.DecisionLogStatus
-	(*ImageFilter)(nil),                   // 25: pullgate.admin.v1.ImageFilter
-	(*ListImagesRequest)(nil),             // 26: pullgate.admin.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),            // 27: pullgate.admin.v1.ListImagesResponse
-	(*GetImageRequest)(nil),               // 28: pullgate.admin.v1.GetImageRequest
-	(*GetImageResponse)(nil),              // 29: pullgate.admin.v1.GetImageResponse
-	(*ListIntentsRequest)(nil),            // 30: pullgate.admin.v1.ListIntentsRequest
-	(*ListIntentsResponse)(nil),           // 31: pullgate.admin.v1.ListIntentsResponse
-	(*ListGrantsRequest)(nil),             // 32: pullgate.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),            // 33: pullgate.admin.v1.ListGrantsResponse
-	(*ExplainRequest)(nil),                // 34: pullgate.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),               // 35: pullgate.admin.v1.ExplainResponse
-	(*PolicyAnswer)(nil),                  // 36: pullgate.admin.v1.PolicyAnswer
-	(*Finding)(nil),                       // 37: pullgate.admin.v1.Finding
-	(*ListPodsRequest)(nil),               // 38: pullgate.admin.v1.ListPodsRequest
-	(*ListPodsResponse)(nil),              // 39: pullgate.admin.v1.ListPodsResponse
-	(*PodImage)(nil),                      // 40: pullgate.admin.v1.PodImage
-	(*Evidence)(nil),                      // 41: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),                 // 42: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),                 // 43: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 44: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),                  // 45: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),          // 46: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),         // 47: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),        // 48: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil),       // 49: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),        // 50: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil),       // 51: pullgate.admin.v1.ForgetPreloadedResponse
-	(*ListEndorsementsRequest)(nil),       // 52: pullgate.admin.v1.ListEndorsementsRequest
-	(*ListEndorsementsResponse)(nil),      // 53: pullgate.admin.v1.ListEndorsementsResponse
-	(*RevokeEndorsementsRequest)(nil),     // 54: pullgate.admin.v1.RevokeEndorsementsRequest
-	(*RevokeEndorsementsResponse)(nil),    // 55: pullgate.admin.v1.RevokeEndorsementsResponse
-	(*EndDistrustRequest)(nil),            // 56: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),           // 57: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),            // 58: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),           // 59: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),                  // 60: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),                 // 61: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),                // 62: pullgate.admin.v1.BackupResponse
-	(*ReportNodeCredentialsRequest)(nil),  // 63: pullgate.admin.v1.ReportNodeCredentialsRequest
-	(*NodeCredential)(nil),                // 64: pullgate.admin.v1.NodeCredential
-	(*ReportNodeCredentialsResponse)(nil), // 65: pullgate.admin.v1.ReportNodeCredentialsResponse
-	(*WatchDecisionsRequest)(nil),         // 66: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 67: pullgate.admin.v1.WatchDecisionsResponse
-	(*ListPoliciesRequest)(nil),           // 68: pullgate.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 69: pullgate.admin.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 70: pullgate.admin.v1.Policy
-	(*Hook)(nil),                          // 71: pullgate.admin.v1.Hook
-	(*SignatureRule)(nil),                 // 72: pullgate.admin.v1.SignatureRule
-	(*ReviewBackend)(nil),                 // 73: pullgate.admin.v1.ReviewBackend
-	(*VerifyImageRequest)(nil),            // 74: pullgate.admin.v1.VerifyImageRequest
-	(*RegistryLogin)(nil),                 // 75: pullgate.admin.v1.RegistryLogin
-	(*VerifyImageResponse)(nil),           // 76: pullgate.admin.v1.VerifyImageResponse
-	(*VerifiedRule)(nil),                  // 77: pullgate.admin.v1.VerifiedRule
-	(*ImageSignature)(nil),                // 78: pullgate.admin.v1.ImageSignature
-	nil,                                   // 79: pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil),         // 80: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 81: google.protobuf.Duration
+	(*ImageRight)(nil),                    // 16: pullgate.admin.v1.ImageRight
+	(*GetStatusRequest)(nil),              // 17: pullgate.admin.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 18: pullgate.admin.v1.GetStatusResponse
+	(*NotListening)(nil),                  // 19: pullgate.admin.v1.NotListening
+	(*Reload)(nil),                        // 20: pullgate.admin.v1.Reload
+	(*StoreStatus)(nil),                   // 21: pullgate.admin.v1.StoreStatus
+	(*Distrust)(nil),                      // 22: pullgate.admin.v1.Distrust
+	(*RuntimeStatus)(nil),                 // 23: pullgate.admin.v1.RuntimeStatus
+	(*PodSourceStatus)(nil),               // 24: pullgate.admin.v1.PodSourceStatus
+	(*DecisionLogStatus)(nil),             // 25: pullgate.admin.v1.DecisionLogStatus
+	(*ImageFilter)(nil),                   // 26: pullgate.admin.v1.ImageFilter
+	(*ListImagesRequest)(nil),             // 27: pullgate.admin.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),            // 28: pullgate.admin.v1.ListImagesResponse
+	(*GetImageRequest)(nil),               // 29: pullgate.admin.v1.GetImageRequest
+	(*GetImageResponse)(nil),              // 30: pullgate.admin.v1.GetImageResponse
+	(*ListIntentsRequest)(nil),            // 31: pullgate.admin.v1.ListIntentsRequest
+	(*ListIntentsResponse)(nil),           // 32: pullgate.admin.v1.ListIntentsResponse
+	(*ListGrantsRequest)(nil),             // 33: pullgate.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),            // 34: pullgate.admin.v1.ListGrantsResponse
+	(*ExplainRequest)(nil),                // 35: pullgate.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),               // 36: pullgate.admin.v1.ExplainResponse
+	(*PolicyAnswer)(nil),                  // 37: pullgate.admin.v1.PolicyAnswer
+	(*Finding)(nil),                       // 38: pullgate.admin.v1.Finding
+	(*ListPodsRequest)(nil),               // 39: pullgate.admin.v1.ListPodsRequest
+	(*ListPodsResponse)(nil),              // 40: pullgate.admin.v1.ListPodsResponse
+	(*TestImageAccessRequest)(nil),        // 41: pullgate.admin.v1.TestImageAccessRequest
+	(*PolicyFile)(nil),                    // 42: pullgate.admin.v1.PolicyFile
+	(*TestImageAccessResponse)(nil),       // 43: pullgate.admin.v1.TestImageAccessResponse
+	(*PodImageChange)(nil),                // 44: pullgate.admin.v1.PodImageChange
+	(*PodImage)(nil),                      // 45: pullgate.admin.v1.PodImage
+	(*Evidence)(nil),                      // 46: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),                 // 47: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),                 // 48: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 49: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),                  // 50: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),          // 51: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),         // 52: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),        // 53: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil),       // 54: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),        // 55: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil),       // 56: pullgate.admin.v1.ForgetPreloadedResponse
+	(*ListEndorsementsRequest)(nil),       // 57: pullgate.admin.v1.ListEndorsementsRequest
+	(*ListEndorsementsResponse)(nil),      // 58: pullgate.admin.v1.ListEndorsementsResponse
+	(*RevokeEndorsementsRequest)(nil),     // 59: pullgate.admin.v1.RevokeEndorsementsRequest
+	(*RevokeEndorsementsResponse)(nil),    // 60: pullgate.admin.v1.RevokeEndorsementsResponse
+	(*EndDistrustRequest)(nil),            // 61: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),           // 62: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),            // 63: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),           // 64: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),                  // 65: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),                 // 66: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),                // 67: pullgate.admin.v1.BackupResponse
+	(*ReportNodeCredentialsRequest)(nil),  // 68: pullgate.admin.v1.ReportNodeCredentialsRequest
+	(*NodeCredential)(nil),                // 69: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 70: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 71: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 72: pullgate.admin.v1.WatchDecisionsResponse
+	(*ListPoliciesRequest)(nil),           // 73: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 74: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 75: pullgate.admin.v1.Policy
+	(*Hook)(nil),                          // 76: pullgate.admin.v1.Hook
+	(*SignatureRule)(nil),                 // 77: pullgate.admin.v1.SignatureRule
+	(*ReviewBackend)(nil),                 // 78: pullgate.admin.v1.ReviewBackend
+	(*VerifyImageRequest)(nil),            // 79: pullgate.admin.v1.VerifyImageRequest
+	(*RegistryLogin)(nil),                 // 80: pullgate.admin.v1.RegistryLogin
+	(*VerifyImageResponse)(nil),           // 81: pullgate.admin.v1.VerifyImageResponse
+	(*VerifiedRule)(nil),                  // 82: pullgate.admin.v1.VerifiedRule
+	(*ImageSignature)(nil),                // 83: pullgate.admin.v1.ImageSignature
+	nil,                                   // 84: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 85: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 86: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	80,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	80,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	80,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	80,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	80,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	85,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	85,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	85,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	85,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	85,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	80,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	80,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	80,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	85,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	85,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	85,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	80,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	85,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	80,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	80,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	80,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	85,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	85,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	85,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	4,   // 18: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
-	80,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
-	80,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	85,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	85,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
 	14,  // 21: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
 	13,  // 22: pullgate.admin.v1.Endorsement.drift:type_name -> pullgate.admin.v1.EndorsementDrift
-	80,  // 23: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
+	85,  // 23: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
 	0,   // 24: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
 	8,   // 25: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
 	9,   // 26: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	80,  // 27: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	19,  // 28: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	20,  // 29: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	22,  // 30: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	23,  // 31: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	24,  // 32: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	18,  // 33: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	80,  // 34: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	21,  // 35: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	80,  // 36: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	5,   // 37: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	80,  // 38: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	80,  // 39: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	25,  // 40: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	15,  // 41: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	15,  // 42: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	10,  // 43: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	6,   // 44: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	11,  // 45: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	6,   // 46: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	1,   // 47: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,   // 48: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	6,   // 49: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	41,  // 50: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	36,  // 51: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
-	2,   // 52: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
-	37,  // 53: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	79,  // 54: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	40,  // 55: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
-	0,   // 56: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 57: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	9,   // 58: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	10,  // 59: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	11,  // 60: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	42,  // 61: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	5,   // 62: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	3,   // 63: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	5,   // 64: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	45,  // 65: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	4,   // 66: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	11,  // 67: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	9,   // 68: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	4,   // 69: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	7,   // 70: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	9,   // 71: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	4,   // 72: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,   // 73: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	9,   // 74: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	11,  // 75: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	4,   // 76: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	12,  // 77: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	12,  // 78: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	21,  // 79: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	4,   // 80: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	60,  // 81: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	81,  // 82: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	80,  // 83: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	64,  // 84: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	80,  // 85: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,   // 86: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 87: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,   // 88: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,   // 89: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	81,  // 90: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	70,  // 91: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	73,  // 92: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	72,  // 93: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
-	71,  // 94: pullgate.admin.v1.Policy.hook:type_name -> pullgate.admin.v1.Hook
-	81,  // 95: pullgate.admin.v1.Hook.timeout:type_name -> google.protobuf.Duration
-	81,  // 96: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	81,  // 97: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	75,  // 98: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
-	4,   // 99: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
-	77,  // 100: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
-	77,  // 101: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
-	78,  // 102: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
-	16,  // 103: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	26,  // 104: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	28,  // 105: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	30,  // 106: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	32,  // 107: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	34,  // 108: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	38,  // 109: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
-	43,  // 110: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	46,  // 111: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	48,  // 112: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	50,  // 113: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	56,  // 114: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	58,  // 115: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	61,  // 116: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	63,  // 117: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	66,  // 118: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	68,  // 119: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	74,  // 120: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
-	52,  // 121: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
-	54,  // 122: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
-	17,  // 123: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	27,  // 124: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	29,  // 125: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	31,  // 126: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	33,  // 127: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	35,  // 128: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	39,  // 129: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
-	44,  // 130: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	47,  // 131: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	49,  // 132: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	51,  // 133: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	57,  // 134: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	59,  // 135: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	62,  // 136: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	65,  // 137: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	67,  // 138: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	69,  // 139: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	76,  // 140: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
-	53,  // 141: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
-	55,  // 142: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
-	123, // [123:143] is the sub-list for method output_type
-	103, // [103:123] is the sub-list for method input_type
-	103, // [103:103] is the sub-list for extension type_name
-	103, // [103:103] is the sub-list for extension extendee
-	0,   // [0:103] is the sub-list for field type_name
+	16,  // 27: pullgate.admin.v1.Image.rights:type_name -> pullgate.admin.v1.ImageRight
+	5,   // 28: pullgate.admin.v1.ImageRight.secrets:type_name -> pullgate.admin.v1.SecretRef
+	85,  // 29: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	20,  // 30: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	21,  // 31: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	23,  // 32: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	24,  // 33: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	25,  // 34: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	19,  // 35: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	85,  // 36: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	22,  // 37: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	85,  // 38: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	5,   // 39: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	85,  // 40: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	85,  // 41: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	26,  // 42: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	15,  // 43: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	15,  // 44: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	10,  // 45: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	6,   // 46: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	11,  // 47: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	6,   // 48: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	1,   // 49: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,   // 50: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	6,   // 51: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	46,  // 52: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	37,  // 53: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
+	2,   // 54: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
+	38,  // 55: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
+	84,  // 56: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	45,  // 57: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
+	42,  // 58: pullgate.admin.v1.TestImageAccessRequest.files:type_name -> pullgate.admin.v1.PolicyFile
+	16,  // 59: pullgate.admin.v1.TestImageAccessResponse.gained:type_name -> pullgate.admin.v1.ImageRight
+	16,  // 60: pullgate.admin.v1.TestImageAccessResponse.lost:type_name -> pullgate.admin.v1.ImageRight
+	44,  // 61: pullgate.admin.v1.TestImageAccessResponse.pods:type_name -> pullgate.admin.v1.PodImageChange
+	45,  // 62: pullgate.admin.v1.PodImageChange.now:type_name -> pullgate.admin.v1.PodImage
+	0,   // 63: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 64: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,   // 65: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10,  // 66: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11,  // 67: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	47,  // 68: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,   // 69: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,   // 70: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,   // 71: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	50,  // 72: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,   // 73: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11,  // 74: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,   // 75: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,   // 76: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,   // 77: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,   // 78: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,   // 79: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,   // 80: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,   // 81: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11,  // 82: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,   // 83: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	12,  // 84: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	12,  // 85: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	22,  // 86: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,   // 87: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	65,  // 88: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	86,  // 89: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	85,  // 90: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	69,  // 91: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	85,  // 92: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 93: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 94: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 95: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 96: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	86,  // 97: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	75,  // 98: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	78,  // 99: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	77,  // 100: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	76,  // 101: pullgate.admin.v1.Policy.hook:type_name -> pullgate.admin.v1.Hook
+	86,  // 102: pullgate.admin.v1.Hook.timeout:type_name -> google.protobuf.Duration
+	86,  // 103: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	86,  // 104: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	80,  // 105: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
+	4,   // 106: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	82,  // 107: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	82,  // 108: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	83,  // 109: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	17,  // 110: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	27,  // 111: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	29,  // 112: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	31,  // 113: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	33,  // 114: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	35,  // 115: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	39,  // 116: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
+	41,  // 117: pullgate.admin.v1.PullRecords.TestImageAccess:input_type -> pullgate.admin.v1.TestImageAccessRequest
+	48,  // 118: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	51,  // 119: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	53,  // 120: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	55,  // 121: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	61,  // 122: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	63,  // 123: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	66,  // 124: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	68,  // 125: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	71,  // 126: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	73,  // 127: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	79,  // 128: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	57,  // 129: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	59,  // 130: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	18,  // 131: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	28,  // 132: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	30,  // 133: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	32,  // 134: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	34,  // 135: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	36,  // 136: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	40,  // 137: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
+	43,  // 138: pullgate.admin.v1.PullRecords.TestImageAccess:output_type -> pullgate.admin.v1.TestImageAccessResponse
+	49,  // 139: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	52,  // 140: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	54,  // 141: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	56,  // 142: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	62,  // 143: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	64,  // 144: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	67,  // 145: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	70,  // 146: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	72,  // 147: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	74,  // 148: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	81,  // 149: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	58,  // 150: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	60,  // 151: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	131, // [131:152] is the sub-list for method output_type
+	110, // [110:131] is the sub-list for method input_type
+	110, // [110:110] is the sub-list for extension type_name
+	110, // [110:110] is the sub-list for extension extendee
+	0,   // [0:110] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -6892,7 +7345,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 	if File_pullgate_admin_v1_pull_records_proto != nil {
 		return
 	}
-	file_pullgate_admin_v1_pull_records_proto_msgTypes[30].OneofWrappers = []any{
+	file_pullgate_admin_v1_pull_records_proto_msgTypes[31].OneofWrappers = []any{
 		(*ExplainRequest_Pod)(nil),
 		(*ExplainRequest_Namespace)(nil),
 	}
@@ -6902,7 +7355,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   76,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

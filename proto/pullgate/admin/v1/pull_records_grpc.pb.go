@@ -33,6 +33,7 @@ const (
 	PullRecords_ListGrants_FullMethodName            = "/pullgate.admin.v1.PullRecords/ListGrants"
 	PullRecords_Explain_FullMethodName               = "/pullgate.admin.v1.PullRecords/Explain"
 	PullRecords_ListPods_FullMethodName              = "/pullgate.admin.v1.PullRecords/ListPods"
+	PullRecords_TestImageAccess_FullMethodName       = "/pullgate.admin.v1.PullRecords/TestImageAccess"
 	PullRecords_Revoke_FullMethodName                = "/pullgate.admin.v1.PullRecords/Revoke"
 	PullRecords_ListPreloaded_FullMethodName         = "/pullgate.admin.v1.PullRecords/ListPreloaded"
 	PullRecords_AcceptPreloaded_FullMethodName       = "/pullgate.admin.v1.PullRecords/AcceptPreloaded"
@@ -100,6 +101,11 @@ type PullRecordsClient interface {
 	//
 	// INVALID_ARGUMENT: the page token is not one. An unavailable runtime is not an error: states are then unknown.
 	ListPods(ctx context.Context, in *ListPodsRequest, opts ...grpc.CallOption) (*ListPodsResponse, error)
+	// TestImageAccess reports what would change if the files of kind ImageAccess in use were replaced: for images on the
+	// node, and for the pods that ListPods lists. It changes nothing.
+	//
+	// INVALID_ARGUMENT: a file is invalid; the message has every error. UNAVAILABLE: the runtime cannot be asked.
+	TestImageAccess(ctx context.Context, in *TestImageAccessRequest, opts ...grpc.CallOption) (*TestImageAccessResponse, error)
 	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be proved
 	// again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant
 	// matches, nothing changes, and the answer has no proofs, no closed pairs and no grants.
@@ -252,6 +258,16 @@ func (c *pullRecordsClient) ListPods(ctx context.Context, in *ListPodsRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPodsResponse)
 	err := c.cc.Invoke(ctx, PullRecords_ListPods_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pullRecordsClient) TestImageAccess(ctx context.Context, in *TestImageAccessRequest, opts ...grpc.CallOption) (*TestImageAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TestImageAccessResponse)
+	err := c.cc.Invoke(ctx, PullRecords_TestImageAccess_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -458,6 +474,11 @@ type PullRecordsServer interface {
 	//
 	// INVALID_ARGUMENT: the page token is not one. An unavailable runtime is not an error: states are then unknown.
 	ListPods(context.Context, *ListPodsRequest) (*ListPodsResponse, error)
+	// TestImageAccess reports what would change if the files of kind ImageAccess in use were replaced: for images on the
+	// node, and for the pods that ListPods lists. It changes nothing.
+	//
+	// INVALID_ARGUMENT: a file is invalid; the message has every error. UNAVAILABLE: the runtime cannot be asked.
+	TestImageAccess(context.Context, *TestImageAccessRequest) (*TestImageAccessResponse, error)
 	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be proved
 	// again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant
 	// matches, nothing changes, and the answer has no proofs, no closed pairs and no grants.
@@ -566,6 +587,9 @@ func (UnimplementedPullRecordsServer) Explain(context.Context, *ExplainRequest) 
 }
 func (UnimplementedPullRecordsServer) ListPods(context.Context, *ListPodsRequest) (*ListPodsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPods not implemented")
+}
+func (UnimplementedPullRecordsServer) TestImageAccess(context.Context, *TestImageAccessRequest) (*TestImageAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TestImageAccess not implemented")
 }
 func (UnimplementedPullRecordsServer) Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Revoke not implemented")
@@ -749,6 +773,24 @@ func _PullRecords_ListPods_Handler(srv interface{}, ctx context.Context, dec fun
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(PullRecordsServer).ListPods(ctx, req.(*ListPodsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PullRecords_TestImageAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TestImageAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PullRecordsServer).TestImageAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PullRecords_TestImageAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PullRecordsServer).TestImageAccess(ctx, req.(*TestImageAccessRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1007,6 +1049,10 @@ var PullRecords_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPods",
 			Handler:    _PullRecords_ListPods_Handler,
+		},
+		{
+			MethodName: "TestImageAccess",
+			Handler:    _PullRecords_TestImageAccess_Handler,
 		},
 		{
 			MethodName: "Revoke",
