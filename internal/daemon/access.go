@@ -19,6 +19,7 @@ const accessFile = "access.json"
 type access struct {
 	keeper   *imageaccess.Keeper
 	newest   *policyfiles.Set                // the last valid one that was read, also while it waits for pullgate-policyd
+	gate     *gate.Gate                      // nil before there is one
 	set      *imageaccess.Set                // in force
 	inForce  atomic.Pointer[imageaccess.Set] // set, for those who do not have the lock
 	used     bool                            // by the last call of Use, which did not fail
@@ -38,6 +39,9 @@ func (p *policies) enforceAccess(stateDir string, t *tracker.Tracker) {
 	p.access.keeper = imageaccess.NewKeeper(path, func(s *imageaccess.Set, ended func(string) bool) error {
 		p.access.set = s
 		p.access.inForce.Store(s)
+		if p.access.gate != nil {
+			p.accessFor(p.access.gate) // before that is noted on disk
+		}
 		if s == nil {
 			return t.SetAccess(nil, ended)
 		}

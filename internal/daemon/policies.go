@@ -98,6 +98,9 @@ func (p *policies) publishTo(judge *gate.Gate, views gate.ViewSource, keep func(
 		judge.SetAdmission(p.forGate(views))
 		p.accessFor(judge)
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.access.gate = judge
 	p.accessFor(judge)
 }
 

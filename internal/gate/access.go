@@ -57,11 +57,8 @@ func (g *Gate) fencedPull(p *pullCall) error {
 		return nil // no pod can use what it brings
 	}
 	file, audited := g.c.Tracker.Fences(p.pod, p.name.Repository(), p.account)
-	if audited != "" && file == "" {
-		p.accessAudit = audited
-		g.c.Metrics.Audited(policy.Reverify)
-	}
 	if file == "" {
+		p.accessAudit = audited
 		return nil
 	}
 	v := tracker.Verdict{Decision: policy.Decision{Reason: policy.Fenced}, Access: file}

@@ -191,7 +191,7 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 		return nil
 	}
 	if c.admitted.Answer == admission.Unverified {
-		g.leadToPull(ctx, c)
+		g.leadToPull(c)
 	}
 	remark := ""
 	if root := criview.OtherRoot(c.container, c.pod.UID, c.policies.KubeletRoot); root != "" {

@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -25,11 +24,15 @@ type call struct {
 	skipsAlways bool       // the kubelet sends no pre-check for imagePullPolicy Always
 	policies    *Admission // nil if there are none
 
-	sent map[string]tracker.Sent // without a credential, by the namespace of the pod
+	sent     map[string]tracker.Sent // without a credential, by the namespace of the pod
+	accounts map[string]string       // service accounts, by the UID of the pod
 }
 
 func (g *Gate) newCall(ctx context.Context, method string) *call {
-	return &call{method, time.Now(), g.c.AlwaysPrecheck.Skips(ctx), g.admitting.Load(), map[string]tracker.Sent{}}
+	return &call{
+		method: method, began: time.Now(), skipsAlways: g.c.AlwaysPrecheck.Skips(ctx), policies: g.admitting.Load(),
+		sent: map[string]tracker.Sent{}, accounts: map[string]string{},
+	}
 }
 
 func (u *use) keys() []any {
@@ -51,15 +54,26 @@ type use struct {
 	pullPolicy string       // of the uses for which the kubelet sends the call
 	account    string       // the service account, "" if it is not known or not needed
 	judged     tracker.Image
-	// accessAudit is the file by which a pull would be refused if it were enforced.
-	accessAudit string
 
 	fetched bool
 	known   []tracker.Secret // set if fetched
 }
 
+// use returns a use with the pod's service account, for which it may wait once in a call.
 func (g *Gate) use(ctx context.Context, c *call, p tracker.Pod, name imageref.Ref) *use {
-	u := &use{call: c, pod: p, name: name, pullPolicy: tracker.PullUnknown, account: g.serviceAccount(ctx, p)}
+	u := g.useOfAny(c, p, name)
+	account, known := c.accounts[p.UID]
+	if !known {
+		account = g.serviceAccount(ctx, p)
+		c.accounts[p.UID] = account
+	}
+	u.account = account
+	return u
+}
+
+// useOfAny returns a use whose image is not judged by files, at once.
+func (g *Gate) useOfAny(c *call, p tracker.Pod, name imageref.Ref) *use {
+	u := &use{call: c, pod: p, name: name, pullPolicy: tracker.PullUnknown}
 	if g.c.PodSource == nil || p.UID == "" {
 		return u
 	}
@@ -148,7 +162,6 @@ func (u *use) digestOf(imageID string) string {
 }
 
 func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
-	v.AccessAudit = cmp.Or(v.AccessAudit, u.accessAudit)
 	d := decisionlog.Decision{
 		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),
 		Verdict: v, PullPolicy: u.pullPolicy, Took: time.Since(u.began), Digest: u.digestOf(v.Pair.ImageID),

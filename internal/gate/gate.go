@@ -156,7 +156,7 @@ func (g *Gate) count(d decisionlog.Decision) {
 
 func (g *Gate) noteVerdict(d decisionlog.Decision) {
 	// it is unknown whether an unknown pod was allowed before
-	audited := d.Verdict.AccessAudit != "" && g.pods.once(d.Pod.UID, "accessAudit", d.Repository)
+	audited := d.Verdict.AccessAudit != "" && g.pods.once(d.Pod.UID, "accessAudit "+d.Verdict.AccessAudit, d.Repository)
 	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" || audited {
 		g.note(d)
 	} else {

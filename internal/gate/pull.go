@@ -36,6 +36,8 @@ type pullCall struct {
 	unendorsed bool                  // it is hidden because the image lacked an endorsement
 	noPod      bool                  // crictl, kubeadm
 	loan       loan                  // a lent credential; sent is without it
+	// accessAudit is the file by which the pull would be refused if it were enforced.
+	accessAudit string
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved
@@ -227,7 +229,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 // must reach the registry is answered only for a pod that is exempt or has a grant.
 func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	if p.pullPolicy != tracker.PullAlways {
-		return v.Allowed()
+		return p.answers(v)
 	}
 	switch v.Reason {
 	case policy.ExemptStaticPod, policy.ExemptNamespace, policy.Granted:
@@ -299,9 +301,13 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 }
 
 func (g *Gate) pullEnded(p *pullCall, v tracker.Verdict, out outcome, signed admission.Decision) {
+	v.AccessAudit = cmp.Or(p.accessAudit, v.AccessAudit)
 	d := p.decision(v)
 	if d.Outcome, d.Admission = out.label(), signed; v.First {
 		g.c.Metrics.Use(v.Reason)
+	}
+	if p.accessAudit != "" {
+		g.c.Metrics.Audited(policy.Reverify)
 	}
 	g.note(d)
 }

@@ -30,7 +30,7 @@ func (g *Gate) lacksEndorsement(ctx context.Context, p *precheck, img tracker.Im
 		uses = nil
 		for _, pod := range all {
 			if pod.Static == static {
-				uses = append(uses, g.use(ctx, p.call, pod, p.name))
+				uses = append(uses, g.useOfAny(p.call, pod, p.name))
 			}
 		}
 	}
@@ -147,9 +147,9 @@ func eachDigest(name imageref.Ref, img tracker.Image) iter.Seq[string] {
 }
 
 // leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement.
-func (g *Gate) leadToPull(ctx context.Context, c *candidate) {
+func (g *Gate) leadToPull(c *candidate) {
 	for _, image := range append([]admission.Image{c.subjectImage()}, c.mounts...) {
-		if g.use(ctx, c.call, c.pod, image.Requested).pullPolicy != tracker.PullNever {
+		if g.useOfAny(c.call, c.pod, image.Requested).pullPolicy != tracker.PullNever {
 			g.pods.refuse(c.pod.UID, image.Requested, image.ID)
 		}
 	}

@@ -95,7 +95,11 @@ func (q *question) readRights(p records.Pair) {
 	}
 	if q.files == nil {
 		q.files = &fileRights{}
-		for _, repository := range q.Image.Repositories() {
+		repositories := q.Image.Repositories()
+		if len(repositories) == 0 { // it may be any
+			repositories = []string{""}
+		}
+		for _, repository := range repositories {
 			r := q.access.Rights(repository, q.Pod.Namespace, q.ServiceAccount)
 			q.files.enforced = cmp.Or(q.files.enforced, r.Enforced.Fence)
 			q.files.audited = cmp.Or(q.files.audited, r.Audited.Fence)
@@ -104,12 +108,12 @@ func (q *question) readRights(p records.Pair) {
 	q.files.own = q.access.Rights(p.Repository, q.Pod.Namespace, q.ServiceAccount)
 }
 
-// needsNothing reports whether a verdict is an Allow for a name for which no pod has proved anything. A tenant can give
-// an image such a name (docs/design/0022), so that any Fence for a repository of the image counts.
-func needsNothing(d policy.Decision, e policy.Evidence, record *records.Record) bool {
+// anyName reports whether NeverVerify alone allows a name that is neither proved nor preloaded. A tenant can give an
+// image such a name (docs/design/0022), so that any Fence for a repository of the image counts. Other policies do not
+// need that: such a name gets no mark, and the allowlist must have all names of an image.
+func anyName(d policy.Decision, e policy.Evidence, record *records.Record) bool {
 	pulled := record != nil && (record.Open || len(record.Proofs) > 0)
-	return (d.Reason == policy.NeverVerify || d.Reason == policy.Allowlisted || d.Reason == policy.Preloaded) &&
-		!pulled && !e.Granted
+	return d.Reason == policy.NeverVerify && !pulled && !e.Preloaded
 }
 
 // decide applies the rules to the evidence, with the rights by files if there are any. A name that the image does not
@@ -121,7 +125,7 @@ func (j *judgement) decide(q *question, e policy.Evidence, record *records.Recor
 		return
 	}
 	r := q.files.own
-	if q.byID(j.Pair) || needsNothing(q.rules.Policy.Judge(e), e, record) {
+	if q.byID(j.Pair) || anyName(q.rules.Policy.Judge(e), e, record) {
 		r.Enforced.Fence = cmp.Or(r.Enforced.Fence, q.files.enforced)
 		r.Audited.Fence = cmp.Or(r.Audited.Fence, q.files.audited)
 	}

@@ -325,23 +325,32 @@ func TestTheOldAccessEndsBeforeThatIsWritten(t *testing.T) {
 // A tenant can give any image a further name, which proves nothing. So where nothing needs to be proved, a Fence for
 // another name of the image counts.
 func TestNoOtherNameEvadesAFence(t *testing.T) {
-	const evil = "evil.test/x:1"
+	const evil, pre = "evil.test/x:1", "repo.test/any/pre:1"
 	for mode, want := range map[string]policy.Reason{
-		"NeverVerify": policy.Fenced, "NeverVerifyPreloadedImages": policy.Fenced, "AlwaysVerify": policy.NotProved,
-		"NeverVerifyAllowlistedImages": policy.Fenced,
+		"NeverVerify": policy.Fenced, "NeverVerifyPreloadedImages": policy.NotProved, "AlwaysVerify": policy.NotProved,
+		"NeverVerifyAllowlistedImages": policy.NotProved,
 	} {
 		var list []string
 		if mode == "NeverVerifyAllowlistedImages" {
-			list = []string{"evil.test/x", app}
+			list = []string{"evil.test/x", "repo.test/any/pre", app}
 		}
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: testkit.Value(policy.New(mode, list))(t)}})
-		img := image(id1, app+":1", evil)
+		img := image(id1, app+":1", pre)
 		w.runtime.set(img)
 		w.sync() // preloaded
+		c := w.BeginCreate(true)
+		c.From(t.Context(), image(id2, "checkpoint.test/x:1"))
+		img = image(id1, app+":1", pre, evil) // a restore gives the image this name
+		w.runtime.set(img)
+		c.Restored(t.Context())
 		w.access(files{fence: "team-a", auditFence: "team-x"})
 		w.want(w.check(b, evil, img), policy.Reverify, want)
 		if v := w.check(pod("a"), evil, img); v.Allowed() && v.AccessAudit != "audit-fence" {
 			t.Errorf("%s: audit by %q; want audit-fence", mode, v.AccessAudit)
+		}
+		// An owner who has the same content does not take a preloaded image from others.
+		if v := w.check(b, pre, img); mode != "AlwaysVerify" && !v.Allowed() {
+			t.Errorf("%s: a preloaded name is refused by %s", mode, v.Reason)
 		}
 		// What is proved for that name is its own matter.
 		w.pulled(b, evil, id1, "good")

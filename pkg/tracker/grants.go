@@ -96,6 +96,14 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 	}
 }
 
+// revokedSince reports whether something was revoked of a pair since a container was created; last is the last
+// revocation of all. A record that is not older than the container may replace a deleted one; last was noted when that
+// one was deleted.
+func revokedSince(r *records.Record, created, last time.Time) bool {
+	successor := r == nil || !r.Created.Before(created)
+	return successor && !created.After(last) || r != nil && !created.After(r.Revoked)
+}
+
 func (t *Tracker) restorable(
 	name imageref.Ref, img Image, namespace string, created time.Time,
 ) (pairs []records.Pair, err error) {
@@ -117,9 +125,7 @@ func (t *Tracker) restorable(
 		if err != nil {
 			return nil, err
 		}
-		// A record that is not older than the container may replace a deleted one; last was noted when that one was deleted.
-		successor := f.Record == nil || !f.Record.Created.Before(created)
-		if successor && !created.After(last) || f.Record != nil && !created.After(f.Record.Revoked) {
+		if revokedSince(f.Record, created, last) {
 			return nil, errRevokedSince
 		}
 		pairs = append(pairs, p)

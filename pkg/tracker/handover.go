@@ -79,5 +79,6 @@ func (t *Tracker) mayBeOfFile(g *handedGrant) bool {
 		return false
 	}
 	f, err := t.store.Lookup(g.Pair)
-	return err != nil || f.Record != nil && !g.Created.After(f.Record.Revoked) || t.mayBeShared(g.Repository, "")
+	last, failed := t.store.LastRevoked()
+	return err != nil || failed != nil || revokedSince(f.Record, g.Created, last) || t.mayBeShared(g.Repository, "")
 }

@@ -21,8 +21,8 @@ func TestExamplesOfThePages(t *testing.T) {
 		want map[use]policy.FileRights
 	}{
 		"team-a-base": {"share-a-base-image", map[use]policy.FileRights{
-			{base, "team-b", ""}: shared, {base + "/app", "team-b", ""}: shared, {base, "team-c", "builder"}: shared,
-			{base, "team-c", ""}: {}, {"registry.example/team-a/app", "team-b", ""}: {},
+			{base, "team-b", ""}: shared, {base, "team-c", "builder"}: shared,
+			{base, "team-c", ""}: {}, {base + "-x", "team-b", ""}: {}, {"registry.example/team-a/app", "team-b", ""}: {},
 		}},
 		"team-a-ecr": {"fence-an-ecr-repository", map[use]policy.FileRights{
 			{ecr, "team-b", ""}: audited, {ecr, "", ""}: audited, {ecr, "ci", ""}: {}, {ecr, "team-a", ""}: {},

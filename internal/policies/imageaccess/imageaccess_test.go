@@ -194,6 +194,8 @@ func TestTwoLendsForOneImageAndPod(t *testing.T) {
 		{"r.test/a", "r.test:5000/a", toB, true},
 		{"r.test/a", "r.test/a", "[{namespaces: [team-c]}]", true},
 		{"r.test/a", "r.test/a", account, false},
+		{"docker.io/busy*", "docker.io/library/*", toB, false},
+		{"docker.io/busy*", "docker.io/library/x*", toB, true},
 	} {
 		_, err := imageaccess.Load([]strictyaml.File{lend("one", tc.a, toB), lend("two", tc.b, tc.from)})
 		if (err == nil) != tc.ok {

@@ -22,8 +22,10 @@ type Keeper struct {
 	apply func(s *Set, ended func(repository string) bool) error
 	used  bool
 	kept  []kept // what the file has; it was read if used is true
-	lost  *Set   // in force while the file cannot be read; all rights are noted as ended
-	noted bool   // that is on disk
+	// unwritten says that the file still has rights that have ended, which is noted.
+	unwritten bool
+	lost      *Set // in force while the file cannot be read; all rights are noted as ended
+	noted     bool // that is on disk
 }
 
 // maxKept is the size of the file on disk, which is smaller than the policy files.
@@ -77,14 +79,17 @@ func (k *Keeper) Use(next *Set) error {
 	if len(gone) > 0 {
 		ended = endedBy(gone)
 	}
-	if err := k.apply(next, ended); err != nil || failed != nil {
+	if err := k.apply(next, ended); err != nil {
 		return errors.Join(failed, err)
 	}
-	if len(gone) > 0 {
+	if len(gone) > 0 { // it is noted, and need not be again if the file cannot be written
+		k.kept, k.unwritten = slices.DeleteFunc(slices.Clone(k.kept), isIn(gone)), true
 		crashpoint.Hit(crashpoint.AccessEnded)
-		return k.write(to)
 	}
-	return nil
+	if failed == nil && k.unwritten {
+		return k.write(k.kept)
+	}
+	return failed
 }
 
 // useLost makes a set the one in force without its Shares and Lends, because the file cannot be read: which rights were
@@ -174,6 +179,6 @@ func (k *Keeper) write(all []kept) error {
 	if err != nil {
 		return fmt.Errorf("write the rights in force: %w", err)
 	}
-	k.kept = all
+	k.kept, k.unwritten = all, false
 	return nil
 }

@@ -97,8 +97,11 @@ func TestKeeperWithoutADisk(t *testing.T) {
 		k.set.Rights("r.test/c", "team-c", "").Enforced.Fence != "f" {
 		t.Errorf("Use without a disk = %v, ended %q; want an error, a ended, and only the Fence in force", err, k.ended)
 	}
+	if err := keeper.Use(next); err == nil || !k.none {
+		t.Errorf("Use again without a disk = %v, ended %q; want an error, and that nothing is noted again", err, k.ended)
+	}
 	testkit.Must(t, os.Mkdir(dir, 0o700))
-	if err := keeper.Use(next); err != nil || k.set != next || k.ended != "a" {
+	if err := keeper.Use(next); err != nil || k.set != next || !k.none {
 		t.Errorf("Use after that = %v, ended %q; want nil, and the set in force", err, k.ended)
 	}
 	// What could not be noted as ended is tried again, also by the next process.

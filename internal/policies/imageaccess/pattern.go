@@ -85,9 +85,11 @@ func (p pattern) matches(t target) bool {
 		return true
 	}
 	// docker.io/busy* is written for docker.io/library/busybox
-	official, ok := strings.CutPrefix(t.path, "library/")
-	return ok && p.registry == dockerHub() && matches(p.path, official)
+	return p.registry == dockerHub() && official(t.path) != t.path && matches(p.path, official(t.path))
 }
+
+// official returns a path of Docker Hub without library/, as it may be written.
+func official(path string) string { return strings.TrimPrefix(path, "library/") }
 
 // matches compares a text with a pattern in time that grows with their product, without memory.
 func matches(pattern, s string) bool {
@@ -127,7 +129,8 @@ func (c *comparer) overlap(f, g *File) bool {
 	for _, p := range f.patterns {
 		c.left -= len(g.patterns)
 		if slices.ContainsFunc(g.patterns, func(q pattern) bool {
-			return p.registry == q.registry && c.left >= 0 && c.intersect(p.path, q.path)
+			return p.registry == q.registry && c.left >= 0 && (c.intersect(p.path, q.path) ||
+				p.registry == dockerHub() && c.left >= 0 && c.intersect(official(p.path), official(q.path)))
 		}) {
 			return true
 		}
