@@ -191,6 +191,13 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		l.GetImages()[0].GetState() != "unknown" || !l.GetEnforcing() || !l.GetPoliciesEnforcing() {
 		t.Errorf("ListPods = %v; want that nothing is known without a pod source", l)
 	}
+	fence := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: ImageAccess\nmetadata: {name: f}\nspec: {images: [" +
+		strings.TrimSuffix(app, ":1") + "], from: [{namespaces: [alice]}], grant: Fence}\n"
+	if l := ask(o, o.TestImageAccess, &adminv1.TestImageAccessRequest{
+		Files: []*adminv1.PolicyFile{{Name: "f.yaml", Data: []byte(fence)}},
+	}); len(l.GetGained()) != 1 || l.GetGained()[0].GetBy() != "f" || len(l.GetPods()) != 0 {
+		t.Errorf("TestImageAccess = %v; want the Fence alone, without a pod source", l)
+	}
 
 	bob := k.Pod("bob")
 	prechecked(t, k, "bob's pre-check", bob, app, "")
