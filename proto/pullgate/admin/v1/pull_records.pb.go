@@ -3193,8 +3193,9 @@ func (x *ListPodsResponse) GetPoliciesEnforcing() bool {
 
 // TestImageAccessRequest has all files of kind ImageAccess that would be in use, none for no such file.
 type TestImageAccessRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Files         []*PolicyFile          `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The files.
+	Files         []*PolicyFile `protobuf:"bytes,1,rep,name=files,proto3" json:"files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3294,9 +3295,10 @@ func (x *PolicyFile) GetData() []byte {
 // TestImageAccessResponse is what would change.
 type TestImageAccessResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The files that would begin to say something about an image on the node, and those that would end; at most 1000.
+	// The files that would begin to say something about an image on the node, at most 1000.
 	Gained []*ImageRight `protobuf:"bytes,1,rep,name=gained,proto3" json:"gained,omitempty"`
-	Lost   []*ImageRight `protobuf:"bytes,2,rep,name=lost,proto3" json:"lost,omitempty"`
+	// The files that would no longer say it, at most 1000.
+	Lost []*ImageRight `protobuf:"bytes,2,rep,name=lost,proto3" json:"lost,omitempty"`
 	// The images of pods whose state would change, at most 1000.
 	Pods []*PodImageChange `protobuf:"bytes,3,rep,name=pods,proto3" json:"pods,omitempty"`
 	// How many more there are.
