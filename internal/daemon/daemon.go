@@ -134,7 +134,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	warnOfRuntimeCredentials(o.Log, o.Config, "/")
+	warnOfSettings(o.Log, o.Config)
 	// The last step, because no later step can fail: after a failed start the grants remain for the next start.
 	takeOver(o, trk)
 	c := o.Config
