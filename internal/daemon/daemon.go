@@ -111,10 +111,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, log.close()) }()
 	feed := &adminapi.Feed{}
 
-	source, err := openSource(o, key, m)
-	if err != nil {
-		return err
-	}
+	source := openSource(o, key, m)
 	facts, views, keep := forGate(source)
 	keep(admitting.fields())
 	index, to := podindex.New(), decided{log: log, feed: feed}
