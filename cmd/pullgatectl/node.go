@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
@@ -65,7 +67,8 @@ func nodeDisableCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Comma
 		Use:   "disable",
 		Short: "Revert node enable: the kubelet dials the runtime itself",
 		Long: `Revert the changes of node enable and nothing else. A file that was changed since is left
-as it is and named.
+as it is and named. The list of node credentials of pullgated is removed: credential
+provider plugins that run through pullgated then withhold nothing.
 
 The command needs neither pullgated nor its configuration. It works without the journal of
 node enable if the files are complete. Run it before you remove pullgated: without
@@ -205,6 +208,12 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, 
 		}
 		if err := to.Apply(ctx, p); err != nil {
 			return nodeFailure(err)
+		}
+		if !enable { // the credential provider must not wait for pullgated
+			path := s.enabler.Host.Path(filepath.Join(d.StateDir, nodecreds.File))
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nodeFailure(err)
+			}
 		}
 		st, err := to.Status(ctx)
 		if err != nil {

@@ -39,7 +39,8 @@ pulled with one of them is open to all pods, so that a rotated token needs no
 registry. No credential leaves this process but to the kubelet.
 
 What the real plugin prints and its exit code are passed on. If the report
-to pullgated fails, one line on stderr has the reason, and the kubelet still gets its answer.
+to pullgated fails, one line on stderr has the reason, and the kubelet still gets its answer,
+unless nodeCredentials.namespaces is set: then it gets none, and the exit code is 1.
 An answer that is bound to a service account is not reported.
 
 To put it in place, on a node whose kubelet runs a plugin already:
@@ -114,7 +115,7 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	answer := &bufferedAnswer{to: cmd.OutOrStdout()}
+	answer := &bufferedAnswer{to: cmd.OutOrStdout(), whole: nodecreds.Reserved(daemon.NodeCredentialsPath(f.stateDir))}
 	child := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // the kubelet's configuration names it
 	child.Stdin, child.Stdout, child.Stderr = io.MultiReader(bytes.NewReader(request), stdin), answer, cmd.ErrOrStderr()
 	if len(request) <= maxMessage {
@@ -123,7 +124,12 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	if err := runChild(child); err != nil {
 		return errors.Join(err, answer.release())
 	}
-	if err := sendReport(ctx, f, request, answer); err != nil {
+	err = sendReport(ctx, f, request, answer)
+	if err != nil && nodecreds.Reserved(daemon.NodeCredentialsPath(f.stateDir)) {
+		return fmt.Errorf("the answer is withheld from the kubelet, because nodeCredentials.namespaces is set and it is not "+
+			"reported: %w", err)
+	}
+	if err != nil {
 		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: not reported, so that images pulled with these credentials "+
 			"are not opened to all pods: %v\n", err)
 	}
@@ -187,12 +193,17 @@ type bufferedAnswer struct {
 	to       io.Writer
 	buffered bytes.Buffer
 	passing  bool
+	whole    bool // a longer answer is an error
 }
 
 // Write keeps the bytes or forwards them.
 func (a *bufferedAnswer) Write(p []byte) (int, error) {
 	if !a.passing && a.buffered.Len()+len(p) <= maxMessage {
 		return a.buffered.Write(p)
+	}
+	if a.whole {
+		a.buffered.Reset()
+		return 0, fmt.Errorf("the answer has more than %d bytes", maxMessage)
 	}
 	if err := a.release(); err != nil {
 		return 0, err

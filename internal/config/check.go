@@ -79,8 +79,8 @@ func (c *checks) path(path, value, example, without string) {
 	}
 }
 
-func (c *checks) dockerConfigFiles(n NodeCredentials) {
-	for i, path := range n.DockerConfigFiles {
+func (c *checks) dockerConfigFiles(paths []string) {
+	for i, path := range paths {
 		c.path(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "/var/lib/kubelet/config.json", "")
 	}
 }
@@ -113,7 +113,8 @@ func (c Config) check(found *checks) {
 	found.oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone, RuntimeCredentialsPerNamespace)
 	found.oneOf("kubeletSkipsAlwaysPrecheck", string(c.KubeletSkipsAlwaysPrecheck), "auto", "true", "false")
 	found.namespaces("exempt.namespaces", c.Exempt.Namespaces)
-	found.dockerConfigFiles(c.NodeCredentials)
+	found.namespaces("nodeCredentials.namespaces", c.NodeCredentials.Namespaces)
+	found.dockerConfigFiles(c.NodeCredentials.DockerConfigFiles)
 	found.path("podSource.kubeconfig", c.PodSource.Kubeconfig, "/etc/kubernetes/kubelet.conf", "no pod source")
 	if n := c.PodSource.NodeName; n != "" {
 		found.all("podSource.nodeName", n, validation.IsDNS1123Subdomain(n))

@@ -7,8 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -87,8 +90,15 @@ type Exempt struct {
 	Namespaces []string `json:"namespaces"`
 }
 
-// NodeCredentials are the credentials that the node itself offers to every pod.
+// NodeCredentials are the credentials that the node itself offers to pods.
 type NodeCredentials struct {
+	DockerConfigFiles []string `json:"dockerConfigFiles"`
+	// Namespaces are those whose pods may use these credentials, and what they have opened. nil is every namespace.
+	Namespaces []string `json:"namespaces,omitzero" reload:"yes"`
+}
+
+// NodeFiles are the credentials of the node that pullgate-policyd uses.
+type NodeFiles struct {
 	DockerConfigFiles []string `json:"dockerConfigFiles"`
 }
 
@@ -250,6 +260,7 @@ func Parse(data []byte) (Config, error) {
 	c := Default()
 	c.ImageEndpoint, c.Admin.Listen = "", unset
 	c.ImagePullCredentialsVerificationPolicy = ""
+	c.NodeCredentials.Namespaces = []string{unset} // null in the file clears it
 	errs, err := decode(data, &c, &c.APIVersion, &c.Kind)
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -259,6 +270,12 @@ func Parse(data []byte) (Config, error) {
 	}
 	if c.NodeCredentials.DockerConfigFiles == nil { // null in the file
 		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
+	}
+	if slices.Equal(c.NodeCredentials.Namespaces, []string{unset}) {
+		c.NodeCredentials.Namespaces = nil
+	} else if c.NodeCredentials.Namespaces == nil {
+		errs = append(errs, field.Invalid(field.NewPath("nodeCredentials.namespaces"), "null",
+			"must be a list; leave the field out for every namespace, or write [] for none"))
 	}
 	errs = append(errs, checked(c.check)...)
 	if c.KubeletConfig == "" {

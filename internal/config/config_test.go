@@ -75,6 +75,10 @@ func TestLoadReturnsTheDefaults(t *testing.T) {
 	c, _, err = config.Load(write(t, header+"exempt:\nlisten:\nkubeletSkipsAlwaysPrecheck:\nregistryOutageFallback: "+
 		"null\nmetrics: {listen: null}\n"), false)
 	mustBe(t, "null values", c, err, config.Default())
+	c, _, err = config.Load(write(t, header+"nodeCredentials: {namespaces: []}\n"), false)
+	if err != nil || c.NodeCredentials.Namespaces == nil || len(c.NodeCredentials.Namespaces) > 0 {
+		t.Errorf("an empty list is %#v, %v; want one that is not nil", c.NodeCredentials.Namespaces, err)
+	}
 }
 
 // An incomplete write must not end shadow mode.
@@ -137,7 +141,7 @@ kubeletSkipsAlwaysPrecheck: "true"
 registryOutageFallback: false
 credentialValidity: 24h
 registryUnavailableGrace: 1h30m
-nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercfg]}
+nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercfg], namespaces: [a3]}
 metrics: {listen: ""}
 admin: {listen: unix:///run/a.sock}
 decisionLog: {path: /var/log/decisions.log}
@@ -165,7 +169,7 @@ admission:
 		UntrackedImages:                        "Verify", KubeletSkipsAlwaysPrecheck: "true",
 		CredentialValidity: "24h", RegistryUnavailableGrace: "1h30m",
 		NodeCredentials: config.NodeCredentials{
-			DockerConfigFiles: []string{"/root/.docker/config.json", "/root/.dockercfg"},
+			DockerConfigFiles: []string{"/root/.docker/config.json", "/root/.dockercfg"}, Namespaces: []string{"a3"},
 		},
 		RuntimeCredentials: "perNamespace",
 		Admin:              config.Admin{Listen: "unix:///run/a.sock"},
@@ -344,7 +348,7 @@ func FuzzParse(f *testing.F) {
 // reloadable returns the fields with a tag by which they can change while the daemon runs.
 func reloadable(prefix string, t reflect.Type, all bool) (paths []string) {
 	for f := range t.Fields() {
-		name := f.Tag.Get("json")
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		yes := all || f.Tag.Get("reload") == "yes"
 		switch {
 		case name == "":

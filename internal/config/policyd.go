@@ -38,7 +38,7 @@ type Policyd struct {
 	TrustedRoot     string          `json:"trustedRoot"`
 	Registries      Registries      `json:"registries"`
 	Credentials     string          `json:"credentials"`
-	NodeCredentials NodeCredentials `json:"nodeCredentials"`
+	NodeCredentials NodeFiles       `json:"nodeCredentials"`
 	Bundles         string          `json:"bundles"`
 	Limits          SignatureLimits `json:"limits"`
 }
@@ -142,7 +142,7 @@ func DefaultPolicyd() Policyd {
 	return Policyd{
 		APIVersion: APIVersion, Kind: PolicydKind, Metrics: Metrics{Listen: "127.0.0.1:9472"},
 		Credentials:     CredentialsPull,
-		NodeCredentials: NodeCredentials{DockerConfigFiles: []string{"/etc/pullgate/docker-config.json"}},
+		NodeCredentials: NodeFiles{DockerConfigFiles: []string{"/etc/pullgate/docker-config.json"}},
 		Limits:          SignatureLimits{Signatures: 50, Bytes: "8Mi", Time: "60s"},
 	}
 }
@@ -275,7 +275,7 @@ func (c *checks) podTemplates(list []PodTemplate) {
 
 func (c *Policyd) checkSignatures(found *checks) {
 	found.oneOf("credentials", c.Credentials, CredentialsPull, CredentialsNode, CredentialsNone)
-	found.dockerConfigFiles(c.NodeCredentials)
+	found.dockerConfigFiles(c.NodeCredentials.DockerConfigFiles)
 	found.path("trustedRoot", c.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")
 	found.path("registries.hostsDir", c.Registries.HostsDir, "/etc/containerd/certs.d", "none")
 	found.path("bundles", c.Bundles, "/etc/pullgate/bundles", "none")

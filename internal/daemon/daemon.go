@@ -31,6 +31,7 @@ import (
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -81,6 +82,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
 		NodeOffers:                     func(repository string, id credential.ID) bool { return node.Offers(repository, id) },
 		Watched:                        func() (uint64, bool) { return judge.Watched() },
+		NodeHolds:                      func(ctx context.Context, id credential.ID) bool { return node.Holds(ctx, id) },
 		RuntimeCredentialsPerNamespace: o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
 		Log:                            o.Log.WithName("tracker"),
 		OnSync:                         m.StoreSync,
@@ -93,7 +95,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	logReport(o.Log.WithName("records"), o.Config.StateDir, report)
 	store, key := trk.Store(), trk.Key()
 	node = nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")),
-		o.Config.NodeCredentials.DockerConfigFiles, key)
+		NodeCredentialsPath(o.Config.StateDir), o.Config.NodeCredentials.DockerConfigFiles, key)
+	node.Reserve(reservesNode(o.Config))
 	if err := accept(o, store); err != nil {
 		return err
 	}
@@ -365,10 +368,17 @@ func accept(o Options, store *records.Store) error {
 	return nil
 }
 
+// reservesNode reports whether pods of some namespaces are denied the credentials of the node.
+func reservesNode(c config.Config) bool {
+	return c.NodeCredentials.Namespaces != nil && !c.NoPullImageSecretRecheck &&
+		c.Policy().Mode() != policy.ModeNeverVerify
+}
+
 func rules(c config.Config) tracker.Rules {
 	return tracker.Rules{
 		Policy: c.Policy(), ExemptStaticPods: c.Exempt.StaticPods, ExemptNamespaces: c.Exempt.Namespaces,
 		Validity: c.CredentialValidity.Value(), Grace: c.RegistryUnavailableGrace.Value(),
+		NodeNamespaces: c.NodeCredentials.Namespaces,
 	}
 }
 

@@ -3,6 +3,7 @@ package daemon_test
 import (
 	"bytes"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -13,8 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
@@ -215,28 +218,151 @@ func TestReportedCredentialOpens(t *testing.T) {
 	n.leaksNothing()
 }
 
-// A restart forgets reports, which is safe; opened images stay open.
-func TestRestartForgetsReports(t *testing.T) {
+// The kubelet goes on with what it has in its cache.
+func TestReportsSurviveARestart(t *testing.T) {
+	for name, end := range map[string]func(n *node){"stop": (*node).stop, "kill": (*node).kill} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.start()
+			n.provide(nodeToken, asks)
+			n.pulled("alice", app, nodeToken)
+			end(n)
+			if _, stderr := n.provide(nodeToken, asks); !strings.Contains(stderr, "not reported") ||
+				strings.Contains(stderr, nodeToken) {
+				t.Errorf("credential-provider prints %q without the daemon; want the reason, and no credential", stderr)
+			}
+			n.start()
+			n.runs("bob", app, true)
+			n.runtime.SetImages()
+			n.runtime.Do(func(r *criproxytest.Runtime) {
+				r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+					return criproxytest.Image{ID: id2, Names: []string{name}}, nil
+				}
+			})
+			n.pulled("carol", app, nodeToken)
+			n.runs("bob", app, true)
+			n.leaksNothing()
+		})
+	}
+}
+
+// namespaces writes the configuration with the namespaces of the node's credentials, "" for none.
+func (n *node) namespaces(list string) {
+	n.t.Helper()
+	if list != "" {
+		list = ", namespaces: " + list
+	}
+	n.configure("kubeletSkipsAlwaysPrecheck: true", "nodeCredentials: {dockerConfigFiles: ["+n.file+"]"+list+"}",
+		n.decisionLog())
+}
+
+// wantPull makes a new pod of a namespace pull with a password.
+func (n *node) wantPull(namespace, password, want string) {
+	n.t.Helper()
+	_, err := n.k.Pull(n.t.Context(), n.k.Pod(namespace), app, password)
+	if got := status.Convert(err).Message(); want == "" && err != nil || !strings.Contains(got, want) {
+		n.t.Errorf("%s pulls with %s: %v; want %q", namespace, password, err, want)
+	}
+}
+
+func TestNodeCredentialsPerNamespace(t *testing.T) {
+	const others = "pullgate: repository repo.test/team/app: the registry credentials of this node are for other " +
+		"namespaces"
 	n := newNode(t)
+	n.offers("repo.test/team", nodeToken)
+	n.start()
+	n.pulled("alice", app, nodeToken)
+	n.runs("bob", app, true)
+
+	// A reload closes what is on the node, and opens it again.
+	n.namespaces("[alice]")
+	n.hup("Configuration reloaded")
+	n.runs("alice", app, true)
+	n.runs("bob", app, false)
+	n.wantPull("bob", nodeToken, others)
+	n.namespaces("[]")
+	n.hup("Configuration reloaded")
+	n.runs("alice", app, false)
+	n.namespaces("")
+	n.hup("Configuration reloaded")
+	n.runs("bob", app, true)
+	n.namespaces("[alice]")
+	n.hup("Configuration reloaded")
+
+	// The kubelet may have read the new file already, or still have the old token, also after a crash.
+	n.offers("repo.test/team", nodeToken2)
+	n.wantPull("bob", nodeToken2, others)
+	n.wantPull("bob", nodeToken, others)
+	n.kill()
+	n.start()
+	n.wantPull("bob", nodeToken, others)
+	n.runs("bob", app, false)
+	n.runs("alice", app, true)
+	n.wantPull("alice", nodeToken2, "")
+
+	// A pull without a credential opens it to all; this registry denies that.
+	n.wantPull("bob", "", "401")
+	n.wantPull("bob", "tenant-bob", "")
+	n.stop()
+
+	// What the node has offered is not known: then each credential may be the node's.
+	saved := n.path("state/node-credentials.json")
+	testkit.Must(t, os.Truncate(saved, 100))
+	n.start()
+	n.wantLog("Failed to read the node credentials of earlier runs", 1)
+	n.wantPull("bob", "tenant-bob", others)
+	n.wantPull("alice", nodeToken2, "")
+	n.stop()
+	testkit.Must(t, os.Remove(saved))
+	n.start()
+	n.wantPull("bob", "tenant-bob", "")
+	n.leaksNothing()
+}
+
+// A credential that pullgated does not know would count as one of the pod that pulls with it.
+func TestUnreportedAnswerIsWithheld(t *testing.T) {
+	n := newNode(t)
+	n.namespaces("[alice]")
 	n.start()
 	n.provide(nodeToken, asks)
-	n.pulled("alice", app, nodeToken)
-	n.stop()
-	if _, stderr := n.provide(nodeToken, asks); !strings.Contains(stderr, "not reported") ||
-		strings.Contains(stderr, nodeToken) {
-		t.Errorf("credential-provider prints %q without the daemon; want the reason, and no credential", stderr)
+	n.wantPull("bob", nodeToken, "for other namespaces")
+	n.kill()
+	cmd := exec.Command(pullgated(t), "credential-provider", "--socket", n.path("run/admin.sock"),
+		"--state-dir", n.path("state"), "--", "echo", "{}")
+	cmd.Stdin = strings.NewReader(asks)
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if !errors.As(err, &failed) || len(out) > 0 ||
+		!strings.Contains(string(failed.Stderr), "is withheld from the kubelet") {
+		t.Errorf("credential-provider = %q, %v; want nothing, and the reason", out, err)
 	}
 	n.start()
-	n.runs("bob", app, true)
-	// The same token, from the kubelet's cache.
-	n.runtime.SetImages()
-	n.runtime.Do(func(r *criproxytest.Runtime) {
-		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			return criproxytest.Image{ID: id2, Names: []string{name}}, nil
+	n.wantPull("bob", nodeToken, "for other namespaces")
+}
+
+// The wrapper must know it before the kubelet can run it, and withhold nothing where nothing is enforced.
+func TestReservedIsOnDiskAtOnce(t *testing.T) {
+	n := newNode(t)
+	saved := n.path("state/node-credentials.json")
+	want := func(what string, want bool) {
+		t.Helper()
+		if got := nodecreds.Reserved(saved); got != want {
+			t.Errorf("%s: Reserved = %v; want %v", what, got, want)
 		}
-	})
-	n.pulled("carol", app, nodeToken)
-	n.runs("bob", app, false)
+	}
+	n.namespaces("[alice]")
+	n.start()
+	want("at the start", true)
+	n.configure("nodeCredentials: {namespaces: [alice]}", "imagePullCredentialsVerificationPolicy: NeverVerify")
+	n.hup("Configuration reloaded")
+	want("with NeverVerify", false)
+	n.namespaces("[alice]")
+	n.hup("Configuration reloaded")
+	want("with the default policy again", true)
+	n.stop()
+	n.configure("nodeCredentials: {namespaces: [alice]}", "noPullImageSecretRecheck: true")
+	n.start()
+	want("in shadow mode", false)
 }
 
 // The kubelet kills a plugin that takes too long. The process that the plugin wraps must end with it.

@@ -67,10 +67,12 @@ func reread(o Options, p parts) {
 	p.gate.SetAllowRestores(c.AllowRestores)
 	now.config, now.found = config.Reloaded(now.config, c), found // only some fields can change while the daemon runs
 	p.inForce.Store(&now)
+	p.node.Reserve(reservesNode(now.config))
 	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy,
 		"allowlist", len(c.PreloadedImagesVerificationAllowlist),
-		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces, "allowRestores", c.AllowRestores,
+		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces,
+		"nodeCredentialNamespaces", c.NodeCredentials.Namespaces, "allowRestores", c.AllowRestores,
 		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)
 	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
 		o.Log.Info("Configuration changed in fields that need a restart", "needARestart", fields,

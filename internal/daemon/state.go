@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
@@ -23,6 +24,11 @@ const grantsFile = "grants.json"
 
 // KeyPath returns the path of the node's key in a state directory.
 func KeyPath(stateDir string) string { return filepath.Join(stateDir, tracker.KeyFile) }
+
+// NodeCredentialsPath returns the path of the node credentials of earlier runs in a state directory.
+func NodeCredentialsPath(stateDir string) string {
+	return filepath.Join(stateDir, nodecreds.File)
+}
 
 func storeHint(err error) error {
 	var path *fs.PathError

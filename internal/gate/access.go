@@ -89,10 +89,11 @@ type loan struct {
 	sent tracker.Sent
 }
 
-// lend returns the loan for a pull that brings no credential. The pod's own credential is never replaced.
+// lend returns the loan for a pull that brings no credential, or one of the node that is for other pods. The pod's own
+// credential is never replaced.
 func (g *Gate) lend(ctx context.Context, p *pullCall) (l loan) {
 	files := g.lender()
-	if files == nil || p.noPod || !p.anonymous {
+	if files == nil || p.noPod || !p.anonymous && !p.withheld {
 		return l
 	}
 	file, login, err := files.Lend(p.name, p.pod.Namespace, p.account)

@@ -130,7 +130,7 @@ func (g *Gate) decide(
 	v := check(ctx, r)
 	if !v.Allowed() && v.Reason != policy.Absent && !presented {
 		r.Secrets = g.secrets(ctx, u)
-		if v.Reason == policy.NotProved && len(r.Secrets) > 0 {
+		if len(r.Secrets) > 0 && (v.Reason == policy.NotProved || v.Reason == policy.NodeCredentials) {
 			v = check(ctx, r)
 		}
 	}

@@ -27,6 +27,9 @@ var modelAccess = [][]modelFile{
 	{{"Share", "repo.test/", "bob"}},
 }
 
+// modelNodeNamespaces are the namespaces that credentials of the node can be for.
+var modelNodeNamespaces = [][]string{nil, {}, {"alice"}, {"bob", "infra"}, {"alice", systemNamespace}}
+
 func (f modelFile) is(grant, repository string) bool {
 	return f.grant == grant && strings.HasPrefix(repository, f.repository)
 }

@@ -105,6 +105,9 @@ func (w *modelWorld) apply(o op) {
 		}
 	case opAccess:
 		w.setAccess(modelAccess[int(o.n)%len(modelAccess)])
+	case opNode:
+		w.truth.node = modelNodeNamespaces[int(o.n)%len(modelNodeNamespaces)]
+		w.tracker.SetRules(w.rules())
 	case opKinds:
 	}
 }

@@ -141,6 +141,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 	x.pull = by
 	lends := w.truth.lends(repositoryOf(name), p.namespace)
 	fenced := w.truth.fenced(w.question(p, unknown, repositoryOf(name), password))
+	withheld := w.truth.withholds(w.question(p, unknown, repositoryOf(name), password))
 	p.asksFor(name)
 	may := w.judged(p, name, password)
 	req := &runtimeapi.PullImageRequest{
@@ -158,6 +159,12 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 		w.lentTo(p, name, by, lends)
 		if fenced && by.served {
 			w.fail("safety: a pull of %s by %s, which a file excludes, is sent to the registry", name, p.uid)
+		}
+		if password == operatorPassword && withheld {
+			w.counts["pull with a withheld credential"]++
+			if by.served && !by.lent {
+				w.fail("safety: a pull of %s by %s gets the image by the node's credential, which is for others", name, p.uid)
+			}
 		}
 		maps.Copy(may, w.judged(p, name, password))
 		c := contentOf(resp.GetImageRef())

@@ -316,7 +316,8 @@ func (r *modelRuntime) answer(request proto.Message, x *interruption) (proto.Mes
 		return r.listImages(), nil
 	case *runtimeapi.PullImageRequest:
 		password := q.GetAuth().GetPassword()
-		if x != nil && x.pull != nil && x.pull.password == "" && password != "" {
+		if x != nil && x.pull != nil && password != "" && password != x.pull.password &&
+			(x.pull.password == "" || x.pull.password == operatorPassword) {
 			x.pull.password, x.pull.lent = password, true
 		}
 		return r.pullImage(q.GetImage().GetImage(), password, x)

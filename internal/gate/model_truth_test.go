@@ -46,6 +46,7 @@ const (
 	byAllowlist reasonKind = "allowlist"
 	byMark      reasonKind = "preloaded"
 	byOpen      reasonKind = "open"
+	byNode      reasonKind = "node" // a credential of the node opened it
 	byProof     reasonKind = "proof"
 	bySecret    reasonKind = "secret"
 	byGrant     reasonKind = "grant"
@@ -82,6 +83,8 @@ type truth struct {
 	again       map[pair]int
 	named       map[pair]bool // names from a pull or an operator
 	open        map[pair]bool
+	opened      map[pair]bool // by a credential of the node
+	node        []string      // the namespaces that this is for; nil is every namespace
 	proofs      map[pair][]*modelProof
 	grants      map[string]map[pair][]reason
 	revocations []revocation
@@ -116,7 +119,7 @@ func (r revocation) selects(password string, secrets []secretRef) bool {
 func newTruth() *truth {
 	return &truth{
 		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]int{}, named: map[pair]bool{},
-		open: map[pair]bool{}, live: map[pair]map[string]bool{}, proofs: map[pair][]*modelProof{},
+		open: map[pair]bool{}, opened: map[pair]bool{}, live: map[pair]map[string]bool{}, proofs: map[pair][]*modelProof{},
 		grants: map[string]map[pair][]reason{},
 	}
 }
@@ -131,7 +134,7 @@ func (t *truth) why(q question) (all []reason) {
 	if t.fenced(q) {
 		return nil
 	}
-	if t.shares(q.repository, q.namespace) && (t.open[q.pair] || slices.ContainsFunc(t.proofs[q.pair],
+	if t.shares(q.repository, q.namespace) && (t.open[q.pair] || t.opened[q.pair] || slices.ContainsFunc(t.proofs[q.pair],
 		func(p *modelProof) bool { return t.validity == 0 || time.Since(p.at) < t.validity+t.grace })) {
 		all = append(all, reason{kind: byFile})
 	}
@@ -149,6 +152,9 @@ func (t *truth) why(q question) (all []reason) {
 	}
 	if t.open[q.pair] {
 		all = append(all, reason{kind: byOpen})
+	}
+	if t.opened[q.pair] && t.forNode(q.namespace) {
+		all = append(all, reason{kind: byNode})
 	}
 	for _, p := range t.proofs[q.pair] {
 		if t.validity > 0 && time.Since(p.at) >= t.validity+t.grace {
@@ -168,10 +174,24 @@ func (t *truth) why(q question) (all []reason) {
 			}
 		}
 	}
-	if q.uid != "" && len(t.grants[q.uid][q.pair]) > 0 {
+	if q.uid != "" && slices.ContainsFunc(t.grants[q.uid][q.pair], func(r reason) bool {
+		return r.kind != byNode || t.forNode(q.namespace)
+	}) {
 		all = append(all, reason{kind: byGrant})
 	}
 	return all
+}
+
+// forNode reports whether the node's credentials are for the pods of a namespace.
+func (t *truth) forNode(namespace string) bool {
+	return t.node == nil || slices.Contains(t.node, namespace)
+}
+
+// withholds reports whether a pod must not pull with a credential of the node.
+func (t *truth) withholds(q question) bool {
+	exempt := t.exempt && (q.static || q.namespace == systemNamespace)
+	return !exempt && !t.forNode(q.namespace) && t.mode != policy.ModeNeverVerify &&
+		!(t.mode == policy.ModeNeverVerifyAllowlistedImages && allowlisted(q.repository))
 }
 
 // comesFromAllowlist reports whether an allowlisted name of the content came from a pull or from an operator.
@@ -220,8 +240,12 @@ func (t *truth) proved(p pair, by *registryPull) {
 			return // a pull does not prove what is revoked while it is in progress
 		}
 	}
-	if by.password == "" || by.password == operatorPassword {
+	switch {
+	case by.password == "":
 		t.open[p] = true
+		return
+	case by.password == operatorPassword && p.repository == repositoryOf(systemImage):
+		t.opened[p] = true
 		return
 	}
 	var proof *modelProof
@@ -331,7 +355,9 @@ func (t *truth) revoked(r revocation, matches bool) {
 		})
 	}
 	if r.whole() {
-		maps.DeleteFunc(t.open, func(p pair, _ bool) bool { return r.covers(p) })
+		for _, of := range []map[pair]bool{t.open, t.opened} {
+			maps.DeleteFunc(of, func(p pair, _ bool) bool { return r.covers(p) })
+		}
 		t.endGrants(r.covers, func(reason) bool { return true })
 		return
 	}

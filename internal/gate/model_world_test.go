@@ -166,7 +166,7 @@ func (w *modelWorld) rules() tracker.Rules {
 	}
 	p, err := policy.New(string(w.truth.mode), allowlist)
 	w.must(err)
-	r := tracker.Rules{Policy: p, Validity: w.validity, Grace: w.grace}
+	r := tracker.Rules{Policy: p, Validity: w.validity, Grace: w.grace, NodeNamespaces: w.truth.node}
 	if w.exempt {
 		r.ExemptStaticPods, r.ExemptNamespaces = true, []string{systemNamespace}
 	}
@@ -192,6 +192,7 @@ func (w *modelWorld) start() {
 		NodeOffers: func(repository string, id credential.ID) bool {
 			return repository == repositoryOf(systemImage) && id == offered
 		},
+		NodeHolds: func(_ context.Context, id credential.ID) bool { return id == offered },
 	})
 	always := gate.AlwaysSent
 	if w.skips {

@@ -35,6 +35,7 @@ type pullCall struct {
 	quiet      bool                  // that state is known
 	unendorsed bool                  // it is hidden because the image lacked an endorsement
 	noPod      bool                  // crictl, kubeadm
+	withheld   bool                  // the credential is one of the node that is for other pods; sent is without it
 	loan       loan                  // a lent credential; sent is without it
 	// accessAudit is the file by which the pull would be refused if it were enforced.
 	accessAudit string
@@ -94,6 +95,7 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 	if err := g.fencedPull(p); err != nil {
 		return nil, err
 	}
+	g.withhold(ctx, p)
 	p.state, p.quiet = g.changes.quiet()
 	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry
 	if p.revalidation = p.revalidation && p.present.ID != ""; p.revalidation {
@@ -153,7 +155,9 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	if !p.anonymous {
 		g.secrets(ctx, p.use)
 	}
-	p.loan = g.lend(ctx, p)
+	if p.loan = g.lend(ctx, p); p.withheld && p.loan.file == "" {
+		return nil, g.refuseNodeCredential(p)
+	}
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {

@@ -144,12 +144,17 @@ func (c current) RevokeEndorsements(of records.EndorsementSelection) ([]records.
 // newSigning returns a proxy with rules about signatures. The registry gives app as id1 for the password good.
 func newSigning(tb testing.TB, c gate.Config, rules ...requirement.Rule) *signing {
 	tb.Helper()
+	s := signingOf(newProxy(tb, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c), rules...)
+	s.serves(app, "good", img(id1))
+	return s
+}
+
+// signingOf gives a proxy rules about signatures.
+func signingOf(p *proxy, rules ...requirement.Rule) *signing {
 	s := &signing{
-		notary: &notary{}, state: policyclient.NewEndorserState(),
+		proxy: p, notary: &notary{}, state: policyclient.NewEndorserState(),
 		rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}},
 	}
-	s.proxy = newProxy(tb, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
-	s.serves(app, "good", img(id1))
 	s.use(rules...)
 	return s
 }

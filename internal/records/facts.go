@@ -2,6 +2,7 @@ package records
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -73,13 +74,17 @@ func (p *Proof) note(ref SecretRef) {
 
 // A Record lists the credentials that proved access to a pair.
 type Record struct {
-	Pair     Pair      `json:"pair"`
-	Open     bool      `json:"open,omitempty"`
-	Opened   time.Time `json:"opened,omitzero"`
-	Created  time.Time `json:"created"`
-	LastUsed time.Time `json:"lastUsed,omitzero"`
-	Proofs   []Proof   `json:"proofs,omitempty"`
-	Revoked  time.Time `json:"revoked,omitzero"` // when a proof was last revoked or lost
+	Pair   Pair      `json:"pair"`
+	Open   bool      `json:"open,omitempty"`
+	Opened time.Time `json:"opened,omitzero"`
+	// Anonymous and ByNode are when a pull without a credential, and one with a credential of the node, first opened the
+	// record. Both are zero in an open record of a version that did not note it. On disk they are proofs, see stored.
+	Anonymous time.Time `json:"-"`
+	ByNode    time.Time `json:"-"`
+	Created   time.Time `json:"created"`
+	LastUsed  time.Time `json:"lastUsed,omitzero"`
+	Proofs    []Proof   `json:"proofs,omitempty"`
+	Revoked   time.Time `json:"revoked,omitzero"` // when a proof was last revoked or lost
 	// OlderGrants means that a pod may hold a grant by a proof that the record does not contain, such as an evicted one.
 	OlderGrants bool `json:"olderGrants,omitempty"`
 	// Unlisted means that no list of the runtime's images has contained the image since the record was made.
@@ -95,6 +100,57 @@ func (r *Record) clone() Record {
 	for i := range next.Proofs {
 		p := &next.Proofs[i]
 		p.Secrets, p.RotatedFrom = slices.Clone(p.Secrets), slices.Clone(p.RotatedFrom)
+	}
+	return next
+}
+
+// ForEveryPod reports whether the record is open, and known to need no credential of the node.
+func (r *Record) ForEveryPod() bool { return r.Open && !r.Anonymous.IsZero() }
+
+func (r *Record) close() {
+	r.Open, r.Opened, r.Anonymous, r.ByNode = false, time.Time{}, time.Time{}, time.Time{}
+}
+
+// The credential IDs of the proofs that a stored record has in place of Anonymous and ByNode. No credential has them.
+const (
+	storedAnonymous credential.ID = "anonymous"
+	storedByNode    credential.ID = "node"
+)
+
+// stored returns the record in the form that is on disk. Older versions refuse fields that they do not know, and take
+// these proofs for those of credentials that no pod presents.
+func (r *Record) stored() Record {
+	next := r.clone()
+	for id, at := range map[credential.ID]time.Time{storedAnonymous: r.Anonymous, storedByNode: r.ByNode} {
+		if !at.IsZero() {
+			next.Proofs = append(next.Proofs, Proof{Credential: id, FirstProved: at, LastProved: at, LastUsed: at})
+		}
+	}
+	slices.SortStableFunc(next.Proofs[len(r.Proofs):], func(a, b Proof) int {
+		return strings.Compare(string(a.Credential), string(b.Credential))
+	})
+	return next
+}
+
+// loaded is the reverse of stored.
+func (r *Record) loaded() Record {
+	next := *r
+	next.Proofs = slices.DeleteFunc(next.Proofs, func(p Proof) bool {
+		switch p.Credential {
+		case storedAnonymous:
+			next.Anonymous = p.FirstProved
+		case storedByNode:
+			next.ByNode = p.FirstProved
+		default:
+			return false
+		}
+		return true
+	})
+	if !next.Open { // an older version has closed it
+		next.close()
+	}
+	if len(next.Proofs) == 0 {
+		next.Proofs = nil
 	}
 	return next
 }

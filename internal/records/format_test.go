@@ -1,13 +1,16 @@
 package records_test
 
 import (
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
@@ -131,6 +134,9 @@ func TestEveryFormatOpens(t *testing.T) {
 		s, report := open(t, path, records.Options{KeyExists: true})
 		testkit.Equal(t, fmt.Sprintf("format %d: Report", format), report, records.Report{})
 		wantFormat(t, s, format)
+		if r := lookup(t, s, pair(id1, other)).Record; r.ForEveryPod() {
+			t.Errorf("format %d: a pull without a credential is known to have opened %v; want it unknown", format, r)
+		}
 		prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
 		if got := lookup(t, s, pair(id1, app)); len(got.Record.Proofs) != 2 {
 			t.Errorf("format %d: %d proofs after a pull; want 2", format, len(got.Record.Proofs))
@@ -146,10 +152,57 @@ func TestEveryFormatIsWhatIsWritten(t *testing.T) {
 		path, golden := newPath(t), newPath(t)
 		writeFormat(t, path, format)
 		writeFile(t, golden, readFile(t, goldenOf(format)))
-		if diff := cmp.Diff(dump(t, golden), dump(t, path)); diff != "" {
+		written := dump(t, path)
+		withoutOpener(t, written["records"])
+		if diff := cmp.Diff(dump(t, golden), written); diff != "" {
 			t.Errorf("format %d: keys and values differ from testdata, which is a new format (-testdata +written):\n%s", format,
 				diff)
 		}
+	}
+}
+
+// withoutOpener changes the open record to what versions wrote that did not note how it was opened.
+func withoutOpener(t *testing.T, stored map[string]string) {
+	t.Helper()
+	key := id1 + "\x00" + other
+	r, ok := testkit.Value(records.Decode("records", []byte(key), []byte(stored[key])))(t).(records.Record)
+	if !ok || !r.Anonymous.Equal(at(2)) {
+		t.Errorf("the open record is %v; want one that a pull without a credential opened", r)
+	}
+	r.Anonymous = time.Time{}
+	stored[key] = string(testkit.Value(records.Encode("records", []byte(key), r))(t))
+}
+
+// An older version decodes the record: the credentials that are in place of how it was opened are two that no pod has.
+func TestHowARecordWasOpenedSurvivesAndIsNoNewField(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	p := pair(id1, app)
+	prove(t, s, records.Result{Pair: p, Open: true, ByNode: true, Credential: bob, At: at(1)})
+	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(2)})
+	prove(t, s, records.Result{Pair: p, Open: true, At: at(3)})
+	prove(t, s, records.Result{Pair: p, Open: true, ByNode: true, Credential: bob, At: at(4)})
+	closeStore(t, s)
+	stored := dump(t, path)["records"][id1+"\x00"+app]
+	var old struct {
+		Proofs []struct{ Credential string }
+	}
+	testkit.Must(t, json.Unmarshal([]byte(stored[4:]), &old))
+	testkit.Equal(t, "stored proofs", fmt.Sprint(old.Proofs), fmt.Sprintf("[{%s} {anonymous} {node}]", alice))
+	if strings.Contains(stored, string(bob)) {
+		t.Error("the record has the ID of the node's credential; want only that one opened it")
+	}
+
+	s, _ = open(t, path, records.Options{KeyExists: true})
+	r := lookup(t, s, p).Record
+	if !r.Open || !r.Opened.Equal(at(1)) || !r.ByNode.Equal(at(1)) || !r.Anonymous.Equal(at(3)) || len(r.Proofs) != 1 {
+		t.Errorf("record = %+v; want it open by the node at 1, anonymously at 3, and a proof of alice", r)
+	}
+	_, err := s.Revoke(records.Revocation{Repository: app}, at(5), nil, false)
+	testkit.Must(t, err)
+	prove(t, s, records.Result{Pair: p, Open: true, ByNode: true, Credential: bob, At: at(6)})
+	if r := lookup(t, s, p).Record; !r.ByNode.Equal(at(6)) || r.ForEveryPod() {
+		t.Errorf("record after a revocation = %+v; want it open by the node alone", r)
 	}
 }
 

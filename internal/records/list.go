@@ -51,7 +51,7 @@ func (s *Store) Describe(p Pair) (Details, error) {
 			if e.repository == p.Repository {
 				continue
 			}
-			if e.rival() {
+			if t.rival(&e) {
 				d.RecordedAs = append(d.RecordedAs, e.repository)
 			}
 			if t.otherMark(&e) {

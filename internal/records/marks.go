@@ -109,7 +109,7 @@ func (t *facts) acceptable(pairs []Pair) (found Acceptable) {
 			continue
 		}
 		found.Pairs = append(found.Pairs, p)
-		if e != nil && e.rival() && len(e.record.Proofs) > 0 {
+		if e != nil && t.rival(e) && len(e.record.Proofs) > 0 {
 			found.Proved = append(found.Proved, *e.record)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unique"
 
@@ -21,7 +22,8 @@ type facts struct {
 	intents   map[string][]Intent // by repository, ordered by ID
 	creations []Creation          // ordered by ID
 	meta      meta
-	endorsed  int // the number of endorsements
+	endorsed  int          // the number of endorsements
+	reserved  *atomic.Bool // see Store.Reserve
 
 	lastIntent, lastCreation uint64 // the highest ID so far
 	writes                   uint64 // see Store.Written

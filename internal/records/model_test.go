@@ -95,7 +95,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			in, p, open := intent(), somePair(), random.IntN(4) == 0
 			by := []credential.ID{alice, bob}[random.IntN(2)]
 			did = fmt.Sprintf("Prove(%d, %v, open %v, %s)", in.ID, p, open, by)
-			r := records.Result{Pair: p, Open: open, Credential: by, At: at(now)}
+			r := records.Result{Pair: p, Open: open, ByNode: random.IntN(2) == 0, Credential: by, At: at(now)}
 			if random.IntN(2) == 0 {
 				r.Secrets = []records.SecretRef{pull}
 			}

@@ -66,9 +66,15 @@ func (m *model) prove(by records.Result, now int) {
 	}
 	i := slices.IndexFunc(r.Proofs, func(p records.Proof) bool { return p.Credential == id })
 	switch {
-	case open && !r.Open:
-		r.Open, r.Opened = true, at(now)
 	case open:
+		if !r.Open {
+			r.Open, r.Opened = true, at(now)
+		}
+		if by.ByNode && r.ByNode.IsZero() {
+			r.ByNode = at(now)
+		} else if !by.ByNode && r.Anonymous.IsZero() {
+			r.Anonymous = at(now)
+		}
 	case i >= 0:
 		r.Proofs = slices.Clone(r.Proofs)
 		r.Proofs[i].LastProved, r.Proofs[i].LastUsed, r.Proofs[i].Denied = at(now), at(now), time.Time{}
@@ -162,7 +168,7 @@ func (m *model) revoke(by records.Revocation, now int) (n int) {
 		}
 		whole := by.Credential == "" && by.Secret.UID == ""
 		if whole && r.Open {
-			r.Open, r.Opened = false, time.Time{}
+			r.Open, r.Opened, r.Anonymous, r.ByNode = false, time.Time{}, time.Time{}, time.Time{}
 			n++
 		}
 		if whole || n > was {

@@ -93,6 +93,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 	s := &Store{file: f, onSync: o.OnSync}
 	s.facts, err = readFacts(f, path, o.Now, &report)
 	if err == nil {
+		s.facts.reserved = &s.reserved
 		report.Distrust = s.Distrusted()
 		if !report.Created && (report.Distrust == nil || !report.Distrust.Copy) {
 			s.lastWrite, err = s.LastWrite()

@@ -46,6 +46,7 @@ func (t *tx) begin(name, repository string, now time.Time) Intent {
 type Result struct {
 	Pair       Pair
 	Open       bool // to every pod from now on; otherwise Credential proved access
+	ByNode     bool // Credential is one of the node, which opens the record
 	Credential credential.ID
 	Secrets    []SecretRef
 	Namespace  string // of the pod that the pull was for; "" if it is not known
@@ -87,6 +88,13 @@ func (r *Record) prove(by Result) {
 	if by.Open {
 		if !r.Open {
 			r.Open, r.Opened = true, by.At
+		}
+		how := &r.Anonymous
+		if by.ByNode {
+			how = &r.ByNode
+		}
+		if how.IsZero() {
+			*how = by.At
 		}
 		return
 	}

@@ -126,7 +126,7 @@ func (t *facts) revocable(r Revocation) (found Revoked, changed []Record) {
 		found.Proofs = append(found.Proofs, gone...)
 		if r.Whole() && rec.Open {
 			found.Closed = append(found.Closed, p)
-			rec.Open, rec.Opened = false, time.Time{}
+			rec.close()
 		}
 		if r.Whole() || len(gone) > 0 {
 			changed = append(changed, rec)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -17,7 +18,8 @@ import (
 type Store struct {
 	file      *boltfile.File
 	onSync    func(time.Duration)
-	lastWrite uint64 // see WrittenBefore
+	lastWrite uint64      // see WrittenBefore
+	reserved  atomic.Bool // see Reserve
 
 	// writing is held during a write transaction. It precedes mu. Neither calls out, except for the functions Brought.
 	writing sync.Mutex
@@ -139,6 +141,7 @@ func (s *Store) reload() error {
 		return s.failed
 	}
 	if s.failed = err; err == nil {
+		now.reserved = s.facts.reserved
 		now.writes = s.facts.writes + 1 // any pair may have been written
 		for _, i := range now.images {
 			for at := range i {
@@ -183,14 +186,21 @@ func (t *facts) lookup(p Pair) (f Facts) {
 			f.Record, f.Mark, f.LatestProof = e.record, e.mark, e.latest
 			continue
 		}
-		f.OtherRecords = f.OtherRecords || e.rival()
+		f.OtherRecords = f.OtherRecords || t.rival(e)
 		f.OtherMarks = f.OtherMarks || t.otherMark(e)
 	}
 	f.Arriving = f.Record == nil && f.Mark == nil && !listedByAll(t.creations, p)
 	return f
 }
 
-func (e *entry) rival() bool { return e.record != nil && !e.record.Open }
+func (t *facts) rival(e *entry) bool { return e.record != nil && !t.open(e.record) }
+
+// open reports whether every pod may use what the record is about.
+func (t *facts) open(r *Record) bool { return r.Open && (r.ForEveryPod() || !t.reserved.Load()) }
+
+// Reserve sets whether credentials of the node are for some pods only. Then a record that is open by them is like one
+// that is not open.
+func (s *Store) Reserve(reserved bool) { s.reserved.Store(reserved) }
 
 // otherMark reports whether the mark of another repository of an image counts: a tenant may have given the image its
 // name later (docs/design/0024). None counts before the first scan, when all names have the same age.

@@ -123,7 +123,7 @@ func (t *tx) prune(of Pruning) (done Pruned) {
 				next.Unlisted, next.Gone = false, time.Time{}
 				t.rewriteRecord(next)
 			case present || e.written > of.Before || !r.Gone.IsZero():
-			case r.Open || p.ImageID == of.Removed:
+			case t.open(r) || p.ImageID == of.Removed:
 				done.Records = append(done.Records, p)
 				t.remove(bucketRecords, p.key())
 			default:

@@ -46,6 +46,9 @@ func encode(bucket string, key []byte, v any) ([]byte, error) {
 	if isFormat(bucket, key) {
 		return fmt.Append(nil, v), nil
 	}
+	if r, ok := v.(Record); ok {
+		v = r.stored()
+	}
 	payload, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("encode a value of bucket %s: %w", bucket, err)
@@ -84,7 +87,11 @@ func decode(bucket string, key, stored []byte) (any, error) {
 	case bucketIntents:
 		return decodeAs[Intent](bucket, payload)
 	case bucketRecords:
-		return decodeAs[Record](bucket, payload)
+		v, err := decodeAs[Record](bucket, payload)
+		if r, ok := v.(Record); ok {
+			return r.loaded(), err
+		}
+		return v, err
 	case bucketMarks:
 		return decodeAs[Mark](bucket, payload)
 	case bucketCreations:

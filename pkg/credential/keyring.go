@@ -53,6 +53,16 @@ func (s Sealed) entries() []entry {
 // Len returns the number of entries.
 func (s Sealed) Len() int { return len(s.entries()) }
 
+// IDs returns the IDs of all entries that are not anonymous, in no order and with duplicates.
+func (s Sealed) IDs() (all []ID) {
+	for _, e := range s.entries() {
+		if e.value != "" {
+			all = append(all, e.value)
+		}
+	}
+	return all
+}
+
 // Size returns the approximate memory size in bytes.
 func (s Sealed) Size() int {
 	size := 64

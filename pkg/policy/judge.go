@@ -38,6 +38,7 @@ const (
 	Shared           Reason = "shared"            // Allow: a file shares the access that others have proved
 	Lent             Reason = "lent"              // Allow: the same, and pulls get a credential
 	ProofExpired     Reason = "proof_expired"     // Reverify: the proof has to be renewed
+	NodeCredentials  Reason = "node_credentials"  // Reverify: open by credentials of the node, which are for other pods
 	NotProved        Reason = "not_proved"        // Reverify: there is a record, without the pod's credentials
 	Pulling          Reason = "pulling"           // Reverify: there is only a pull intent
 	Untracked        Reason = "untracked"         // Reverify: there is no record, intent or mark
@@ -47,7 +48,8 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		Absent, ExemptStaticPod, ExemptNamespace, Fenced, RecordUnreadable, NeverVerify, ImageIDName, Allowlisted,
-		Preloaded, Open, Granted, Proved, ProvedInGrace, Shared, Lent, ProofExpired, NotProved, Pulling, Untracked,
+		Preloaded, Open, Granted, Proved, ProvedInGrace, Shared, Lent, ProofExpired, NodeCredentials, NotProved, Pulling,
+		Untracked,
 	}
 }
 
@@ -71,7 +73,8 @@ type Evidence struct {
 	Preloaded  bool   // the pair is marked preloaded
 	Tracked    bool   // the pair has a record
 	Pulling    bool   // the repository has a pull intent
-	Open       bool   // the record is open to every pod
+	Open       bool   // the record is open to the pod
+	Reserved   bool   // the record is open, and not to the pod: credentials of the node opened it, which are for others
 	Granted    bool   // the pod holds a grant for the pair
 	Proved     bool   // one of the pod's credentials is in the record and still valid
 	InGrace    bool   // one of them was, has expired, and counts during its grace because the registry cannot be asked
@@ -123,6 +126,8 @@ func (p Policy) Judge(e Evidence) Decision {
 		return allow(Lent)
 	case e.Expired:
 		return reverify(ProofExpired)
+	case e.Reserved:
+		return reverify(NodeCredentials)
 	case e.Tracked, e.Preloaded:
 		return reverify(NotProved)
 	case e.Pulling:

@@ -11,13 +11,13 @@ import (
 func everyEvidence(yield func(policy.Evidence) bool) {
 	for _, exempt := range []policy.Exemption{policy.NotExempt, policy.StaticPod, policy.ExemptedNamespace, 99} {
 		for _, repository := range []string{"", "repo.test/listed", "repo.test/other"} {
-			for bits := range 1 << 13 {
+			for bits := range 1 << 14 {
 				on := func(i int) bool { return bits>>i&1 == 1 }
 				e := policy.Evidence{
 					Exempt: exempt, Repository: repository,
 					Unreadable: on(0), ByID: on(1), Preloaded: on(2), Tracked: on(3),
 					Pulling: on(4), Open: on(5), Granted: on(6), Proved: on(7), InGrace: on(8), Expired: on(9),
-					Fenced: on(10), Shared: on(11), Lent: on(12),
+					Fenced: on(10), Shared: on(11), Lent: on(12), Reserved: on(13),
 				}
 				if !yield(e) {
 					return
@@ -82,6 +82,7 @@ var grounds = []struct {
 	{"shared", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Shared }},
 	{"lent", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Lent }},
 	{"proof_expired", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Expired }},
+	{"node_credentials", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Reserved }},
 	{"not_proved", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Tracked || e.Preloaded }},
 	{"pulling", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Pulling }},
 	{"untracked", policy.Reverify, func(policy.Policy, policy.Evidence) bool { return true }},
@@ -141,7 +142,7 @@ func TestJudgeIsMonotonic(t *testing.T) {
 			for name, less := range map[string]func(*policy.Evidence){
 				"unreadable": func(e *policy.Evidence) { e.Unreadable = true }, "by ID": func(e *policy.Evidence) { e.ByID = true },
 				"expired": func(e *policy.Evidence) { e.Expired = true },
-				"fenced":  func(e *policy.Evidence) { e.Fenced = true },
+				"fenced":  func(e *policy.Evidence) { e.Fenced = true }, "reserved": func(e *policy.Evidence) { e.Reserved = true },
 			} {
 				with := e
 				if less(&with); !allowed && p.Judge(with).Verdict == policy.Allow {

@@ -225,7 +225,7 @@ func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 		if e.from != (records.SecretRef{}) {
 			e.dependsOn.Secrets = append(slices.Clip(e.dependsOn.Secrets), e.from)
 		}
-		t.addGrantLocked(q.Pod.UID, p, e.dependsOn)
+		t.grantLocked(q.Pod.UID, p, e.dependsOn)
 	}
 	if e.note {
 		if t.noted[q.Pod.UID] == nil {
@@ -259,6 +259,7 @@ type facts struct {
 func (t *Tracker) factsLocked(q *question, p records.Pair) (f facts) {
 	f.Facts, f.unreadable = t.store.Lookup(p)
 	f.grant, f.granted = t.grants[q.Pod.UID][p]
+	f.granted = f.granted && q.rules.counts(f.grant, q.Pod, f.Record)
 	f.noted = t.noted[q.Pod.UID][p]
 	_, f.bypassed = t.gap.images[q.Image.ID]
 	return f
@@ -299,7 +300,8 @@ func evaluate(q *question, p records.Pair, f *facts, now time.Time) (j judgement
 	}
 	by := j.judge(q, f, j.record, now)
 	// Only a Secret with changed content could allow the pod.
-	if !f.rotated && j.record != nil && (j.Reason == policy.NotProved || j.Reason == policy.ProofExpired) {
+	if !f.rotated && j.record != nil && (j.Reason == policy.NotProved ||
+		j.Reason == policy.NodeCredentials || j.Reason == policy.ProofExpired) {
 		if next, to := rotated(j.record, q.Secrets, p, now); to != nil {
 			j.rotate = to
 			by = j.judge(q, f, next, now)
@@ -328,7 +330,8 @@ func (j *judgement) judge(q *question, f *facts, record *records.Record, now tim
 	}
 	e := policy.Evidence{
 		Granted: f.granted, Unreadable: f.unreadable != nil, ByID: q.byID(j.Pair), Preloaded: f.Mark != nil,
-		Tracked: record != nil, Pulling: len(f.Intents) > 0, Open: record != nil && record.Open,
+		Tracked: record != nil, Pulling: len(f.Intents) > 0,
+		Open: record != nil && q.rules.open(record, q.Pod), Reserved: record != nil && record.Open,
 		Proved: by.status == Valid, InGrace: by.status == InGrace && q.Unasked,
 		Expired: by.status == InGrace || by.status == Expired,
 	}

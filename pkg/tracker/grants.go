@@ -52,6 +52,12 @@ func (t *Tracker) addGrantLocked(uid string, p records.Pair, g grant) {
 	delete(t.noted[uid], p)
 }
 
+// grantLocked gives a pod a grant in place of one that does not count.
+func (t *Tracker) grantLocked(uid string, p records.Pair, g grant) {
+	delete(t.grants[uid], p)
+	t.addGrantLocked(uid, p, g)
+}
+
 func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -129,7 +129,10 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		Credential: id,
 		Proved:     id != "",
 	}
-	open := id == "" || t.options.NodeOffers != nil && t.options.NodeOffers(p.repository, id)
+	rules := t.rules.Load()
+	byNode := t.options.NodeOffers != nil && id != "" && t.options.NodeOffers(p.repository, id) &&
+		!(rules.reserves(proof.Pod) && holds(proof.Secrets, id))
+	open := id == "" || byNode
 	if open {
 		v.Reason = policy.Open
 	}
@@ -143,7 +146,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	defer t.turn.Unlock()
 	revoked := p.revokedSinceStart(v.Pair, g)
 	err := t.store.Prove(p.intent, records.Result{
-		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace,
+		Pair: v.Pair, Open: open, ByNode: byNode, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace,
 		At: time.Now(), Created: t.noteTime(time.Now()),
 		OlderGrants: t.grantedByOthers(v.Pair, id), Revoked: revoked,
 	})
@@ -153,11 +156,14 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	if revoked {
 		t.logPairs("Pull gives no grant, its proof was revoked while it was in progress", []records.Pair{v.Pair})
 		v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
+	} else if byNode && proof.Pod != (Pod{}) && rules.withholds(proof.Pod, p.repository) {
+		v.Decision, v.Proved = policy.Decision{Reason: policy.NodeCredentials}, false
 	} else {
 		t.mu.Lock()
-		_, granted := t.grants[proof.Pod.UID][v.Pair]
-		v.First = proof.Pod.UID != "" && !granted
-		t.addGrantLocked(proof.Pod.UID, v.Pair, g)
+		f := t.factsLocked(&question{Request: Request{Pod: proof.Pod}, rules: rules}, v.Pair)
+		if v.First = proof.Pod.UID != "" && !f.granted; v.First {
+			t.grantLocked(proof.Pod.UID, v.Pair, g)
+		}
 		t.mu.Unlock()
 	}
 	p.finish()

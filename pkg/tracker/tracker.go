@@ -56,6 +56,9 @@ type Rules struct {
 	ExemptNamespaces []string      // their pods may use every image
 	Validity         time.Duration // of a proof after a registry confirmed it; 0 means forever
 	Grace            time.Duration // how much longer a proof counts while the registry cannot be asked
+	// NodeNamespaces are the namespaces whose pods may use credentials of the node, and what these have opened; nil means
+	// all. Where it is not known how a record was opened, credentials of the node may have.
+	NodeNamespaces []string
 }
 
 // Options are the fixed settings of a [Tracker].
@@ -71,6 +74,9 @@ type Options struct {
 	// NodeOffers reports, from memory, whether the node itself offers the credential to every pod for a repository. A pull
 	// with such a credential opens the image. nil is allowed.
 	NodeOffers func(repository string, id credential.ID) bool
+	// NodeHolds reports whether the node has the credential, or had it lately: a pull with it may be one with a credential
+	// that the kubelet has added. nil is allowed.
+	NodeHolds func(ctx context.Context, id credential.ID) bool
 	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace
 	// if the call has none. Such a pull then proves access for the pods of that namespace, and does not open the image.
 	RuntimeCredentialsPerNamespace bool
@@ -147,10 +153,13 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	return t
 }
 
-// SetRules replaces the rules for every judgement that begins after SetRules returns. Grants stay.
+// SetRules replaces the rules for every judgement that begins after SetRules returns. Grants stay; those that may come
+// from credentials of the node count only for pods of NodeNamespaces.
 func (t *Tracker) SetRules(r Rules) {
-	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
+	r.ExemptNamespaces, r.NodeNamespaces = slices.Clone(r.ExemptNamespaces), slices.Clone(r.NodeNamespaces)
+	t.store.Reserve(r.NodeNamespaces != nil)
 	t.rules.Store(&r)
+	t.revocations.Add(1) // what was judged before is judged again
 }
 
 func (r *Rules) exemption(p Pod) policy.Exemption {

@@ -1,7 +1,8 @@
 // Package nodecreds implements the set of credentials that the node itself offers to every pod, from docker
 // configuration files and from reported answers of credential provider plugins. A pull with one of them proves nothing
 // about the pod, and opens the image to all pods of the node. Each file is read as a whole every few seconds, which
-// detects every kind of change on every file system. Credentials are stored as IDs.
+// detects every kind of change on every file system. Credentials are stored as IDs, in memory and in a file, so that
+// those that a kubelet has in its cache are known after a restart.
 package nodecreds
 
 import (
@@ -27,19 +28,40 @@ const (
 	interval    = 3 * time.Second // how often the files are read
 	maxPatterns = 256             // how many patterns of one report are kept
 	maxReports  = 1000            // how many reports are kept; above it, the one that expires first is removed
+	maxHeld     = 16384           // how many reported credentials are remembered
+	remembered  = 2 * time.Hour   // how long those of a file are; kubelets cache files for five minutes
+	readLimit   = 2 * time.Second // how long a pull waits for a reading
 )
+
+var errTooMany = errors.New("too many credentials of the node are in use at a time, see matchImages of the plugin")
 
 // Credentials are the credentials that the node offers. Its methods may be called concurrently.
 type Credentials struct {
-	key credential.Key
+	key  credential.Key
+	log  klog.Logger
+	path string // of the file that survives a restart
 
 	reading sync.Mutex // locked by the goroutine that reads the files, and guards files
 	files   []file
+	saving  sync.Mutex // locked by the goroutine that writes the file, and guards failed
+	failed  bool       // that the file cannot be written is logged
 
-	// mu guards the fields below. Lock order: reading, then mu.
-	mu      sync.RWMutex
-	ring    credential.SealedKeyring // of all files, in their order
-	reports map[string]reported
+	// mu guards the fields below. Lock order: reading, saving, mu.
+	mu       sync.RWMutex
+	next     chan struct{}            // closed after a reading that has not begun; nil if none is asked for
+	ring     credential.SealedKeyring // of all files, in their order
+	unread   bool                     // a file exists that cannot be read or parsed
+	reports  map[string]reported
+	held     map[credential.ID]hold
+	reserved bool  // the credentials are for some namespaces only
+	lost     error // why the file cannot be read: what the node held is not known
+	unsaved  bool  // the file on disk is not as it should be
+}
+
+// hold is a credential that a kubelet may have in its cache until a time.
+type hold struct {
+	until    time.Time
+	reported bool // kept after that time too, while there is room: a kubelet may keep it longer
 }
 
 // file is a docker configuration file, with the state from its last reading.
@@ -52,25 +74,35 @@ type file struct {
 }
 
 type reported struct {
-	id     credential.ID
-	ring   credential.SealedKeyring
-	expiry time.Time
+	id       credential.ID
+	patterns []string
+	ring     credential.SealedKeyring
+	expiry   time.Time
 }
 
-// New returns the credentials that these files, config.json or .dockercfg, offer now; Run keeps them up to date. A file
-// that is absent, cannot be read or is malformed offers nothing.
-func New(ctx context.Context, files []string, key credential.Key) *Credentials {
-	c := &Credentials{key: key, reports: map[string]reported{}}
+// New returns the credentials that these files, config.json or .dockercfg, offer now, and those of the reports in the
+// file at path, which need not exist; Run keeps both up to date. A docker configuration that is absent, cannot be read
+// or is malformed offers nothing.
+func New(ctx context.Context, path string, files []string, key credential.Key) *Credentials {
+	c := &Credentials{
+		key: key, log: klog.FromContext(ctx), path: path, reports: map[string]reported{}, held: map[credential.ID]hold{},
+	}
 	for _, path := range files {
 		c.files = append(c.files, file{path: path})
 	}
-	c.read(ctx)
+	c.load()
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	c.readLocked()
 	return c
 }
 
 // Run reads the files every three seconds until the context ends, then returns nil.
 func (c *Credentials) Run(ctx context.Context) error {
-	wait.UntilWithContext(ctx, c.read, interval)
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		c.read(ctx)
+		_ = c.Save()
+	}, interval)
 	return nil
 }
 
@@ -96,33 +128,67 @@ func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	return false
 }
 
+// Holds reports whether the node offers the credential for any image, or has offered it before: a kubelet may still
+// have it in its cache. If it cannot be known what the node offers, every credential may be one. It reads the files for
+// a credential that is not known: the kubelet may have read them already.
+func (c *Credentials) Holds(ctx context.Context, id credential.ID) bool {
+	if id == "" || c.holds(id) {
+		return id != ""
+	}
+	return !c.read(ctx) || c.holds(id)
+}
+
+func (c *Credentials) holds(id credential.ID) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if _, ok := c.held[id]; ok || c.lost != nil || c.unread {
+		return true
+	}
+	return slices.ContainsFunc(c.ring, func(s credential.Sealed) bool { return slices.Contains(s.IDs(), id) })
+}
+
+// Reserve sets whether the credentials are for some namespaces only, also on disk.
+func (c *Credentials) Reserve(reserved bool) {
+	c.mu.Lock()
+	changed := c.reserved != reserved
+	c.reserved, c.unsaved = reserved, c.unsaved || changed
+	lost := c.lost
+	c.mu.Unlock()
+	if changed && reserved && lost != nil {
+		c.logLost(lost)
+	}
+	_ = c.Save() // Run does it again
+}
+
 // Add notes that a credential provider returned a credential for images that match the patterns, until expiry. It must
-// not be bound to a service account. The same report only changes the expiry; Add reports whether it is new.
-func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) (news bool) {
+// not be bound to a service account. The same report only changes the expiry; Add reports whether it is new. Save
+// writes it to disk. After an error the credential is not known.
+func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) (news bool, err error) {
 	now := time.Now()
 	if id == "" || !now.Before(expiry) {
-		return false
+		return false, nil
 	}
 	patterns = slices.Sorted(slices.Values(patterns))
 	patterns = slices.Compact(patterns)
 	patterns = patterns[:min(len(patterns), maxPatterns)]
 	sealed := credential.NewSealed(patterns, id)
-	if sealed.Len() == 0 {
-		return false
-	}
 	sum := sha256.Sum256([]byte(string(id) + "\x00" + strings.Join(patterns, "\x00")))
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.holdLocked(now, id, expiry, true); err != nil || sealed.Len() == 0 {
+		return false, err
+	}
 	at := string(sum[:])
 	old, ok := c.reports[at]
 	if ok && old.expiry.After(expiry) {
 		expiry = old.expiry
 	}
-	c.reports[at] = reported{id, credential.SealedKeyring{sealed}, expiry}
+	c.reports[at] = reported{id, patterns, credential.SealedKeyring{sealed}, expiry}
+	c.unsaved = c.unsaved || !ok || !old.expiry.Equal(expiry)
 	if len(c.reports) > maxReports {
 		c.makeRoomLocked(now)
 	}
-	return !ok || !now.Before(old.expiry)
+	return !ok || !now.Before(old.expiry), nil
 }
 
 // makeRoomLocked removes the expired reports or, if there are none, the one that expires first.
@@ -140,15 +206,78 @@ func (c *Credentials) makeRoomLocked(now time.Time) {
 	}
 }
 
-func (c *Credentials) read(ctx context.Context) {
-	c.reading.Lock()
-	defer c.reading.Unlock()
-	log := klog.FromContext(ctx)
-	ring := make(credential.SealedKeyring, len(c.files))
+// holdLocked notes that a kubelet may have a credential in its cache until a time. If there is no room, it forgets only
+// what no kubelet has: otherwise a pod that makes the kubelet run a plugin often could use the token of the node as its
+// own.
+func (c *Credentials) holdLocked(now time.Time, id credential.ID, until time.Time, reported bool) error {
+	old, known := c.held[id]
+	h := hold{until, reported || old.reported}
+	if old.until.After(until) {
+		h.until = old.until
+	}
+	if h.reported && !old.reported {
+		all := 0
+		for _, h := range c.held {
+			if h.reported {
+				all++
+			}
+		}
+		if all >= maxHeld && !c.forgetLocked(now) {
+			return errTooMany
+		}
+	}
+	c.unsaved = c.unsaved || !known || h != old
+	c.held[id] = h
+	return nil
+}
+
+// forgetLocked removes the reported credentials that are in no cache, and reports whether there was one.
+func (c *Credentials) forgetLocked(now time.Time) (forgotten bool) {
+	for id, h := range c.held {
+		if h.reported && !now.Before(h.until) {
+			delete(c.held, id)
+			forgotten = true
+		}
+	}
+	return forgotten
+}
+
+// read reads the files, or waits for another goroutine that begins to read them now. It reports whether it was done
+// in time.
+func (c *Credentials) read(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	c.mu.Lock()
+	done := c.next
+	if done == nil {
+		done = make(chan struct{})
+		c.next = done
+		go func() {
+			defer close(done)
+			c.reading.Lock() // at most one goroutine waits for it
+			defer c.reading.Unlock()
+			c.mu.Lock()
+			c.next = nil
+			c.mu.Unlock()
+			c.readLocked()
+		}()
+	}
+	c.mu.Unlock()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (c *Credentials) readLocked() {
+	ring, unread := make(credential.SealedKeyring, len(c.files)), false
 	for i := range c.files {
 		f := &c.files[i]
 		err := f.read(c.key)
 		ring[i] = f.sealed
+		unread = unread || err != nil && !errors.Is(err, fs.ErrNotExist)
 		state := fmt.Sprintf("%x %v", f.sum, err)
 		if state == f.logged {
 			continue
@@ -156,16 +285,36 @@ func (c *Credentials) read(ctx context.Context) {
 		f.logged = state
 		switch {
 		case err == nil:
-			log.Info("Node credentials read", "file", f.path, "entries", f.sealed.Len())
+			c.log.Info("Node credentials read", "file", f.path, "entries", f.sealed.Len())
 		case errors.Is(err, fs.ErrNotExist):
-			log.Info("Node credentials absent", "file", f.path)
+			c.log.Info("Node credentials absent", "file", f.path)
 		default:
-			log.Error(err, "Failed to read node credentials: no longer using those from the file", "file", f.path)
+			c.log.Error(err, "Failed to read node credentials: no longer using those from the file", "file", f.path)
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ring = ring
+	c.ring, c.unread = ring, unread
+	now := time.Now()
+	for _, sealed := range ring {
+		for _, id := range sealed.IDs() {
+			if c.held[id].until.Before(now.Add(remembered / 2)) { // so that the disk is not written at each reading
+				_ = c.holdLocked(now, id, now.Add(remembered), false)
+			}
+		}
+	}
+	c.forgetFilesLocked(now)
+}
+
+// forgetFilesLocked removes the credentials that files have not offered for an hour or two, so that their owner can
+// give them to a pod instead.
+func (c *Credentials) forgetFilesLocked(now time.Time) {
+	for id, h := range c.held {
+		if !h.reported && !now.Before(h.until) {
+			delete(c.held, id)
+			c.unsaved = true
+		}
+	}
 }
 
 // read reads the file and parses it if its content has changed. After an error no content is kept.

@@ -41,6 +41,7 @@ func put(tb testing.TB, path, content string) {
 // node is credentials that are kept up to date in a bubble, with their log.
 type node struct {
 	*testing.T
+	path  string // of the file that survives a restart
 	creds *nodecreds.Credentials
 	key   credential.Key
 	log   bytes.Buffer
@@ -48,11 +49,17 @@ type node struct {
 
 func inNode(t *testing.T, files []string, f func(n *node)) {
 	t.Helper()
+	inNodeWith(t, filepath.Join(t.TempDir(), "saved.json"), credential.NewKey(), files, f)
+}
+
+// inNodeWith is inNode for a node that has run before.
+func inNodeWith(t *testing.T, path string, key credential.Key, files []string, f func(n *node)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		n := &node{T: t, key: credential.NewKey()}
+		n := &node{T: t, path: path, key: key}
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(),
 			textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(10), textlogger.Output(&n.log)))))
-		n.creds = nodecreds.New(ctx, files, n.key)
+		n.creds = nodecreds.New(ctx, n.path, files, n.key)
 		done := make(chan error, 1)
 		go func() { done <- n.creds.Run(ctx) }()
 		f(n)
@@ -192,12 +199,12 @@ func TestReplacementsAreSeen(t *testing.T) {
 
 func TestReportsOfAProviderEnd(t *testing.T) {
 	inNode(t, nil, func(n *node) {
-		n.creds.Add([]string{"*.test/team", "other.test"}, n.id("a"), time.Now().Add(time.Hour))
-		n.creds.Add([]string{"repo.test"}, n.id("b"), time.Now())
-		n.creds.Add([]string{"repo.test"}, n.id("c"), time.Time{})
-		n.creds.Add(nil, n.id("d"), time.Now().Add(time.Hour))
-		n.creds.Add([]string{"%zz"}, n.id("d"), time.Now().Add(time.Hour))
-		n.creds.Add([]string{"repo.test"}, "", time.Now().Add(time.Hour))
+		n.add([]string{"*.test/team", "other.test"}, n.id("a"), time.Now().Add(time.Hour))
+		n.add([]string{"repo.test"}, n.id("b"), time.Now())
+		n.add([]string{"repo.test"}, n.id("c"), time.Time{})
+		n.add(nil, n.id("d"), time.Now().Add(time.Hour))
+		n.add([]string{"%zz"}, n.id("d"), time.Now().Add(time.Hour))
+		n.add([]string{"repo.test"}, "", time.Now().Add(time.Hour))
 		n.want(app, "a", true)
 		n.want("other.test/x", "a", true)
 		n.want("repo.test/x", "a", false)
@@ -206,8 +213,8 @@ func TestReportsOfAProviderEnd(t *testing.T) {
 		n.want(app, "d", false)
 		time.Sleep(time.Hour - time.Second)
 		n.want(app, "a", true)
-		n.creds.Add([]string{"other.test", "*.test/team", "other.test"}, n.id("a"), time.Now().Add(time.Minute))
-		n.creds.Add([]string{"*.test/team", "other.test"}, n.id("a"), time.Now().Add(time.Second))
+		n.add([]string{"other.test", "*.test/team", "other.test"}, n.id("a"), time.Now().Add(time.Minute))
+		n.add([]string{"*.test/team", "other.test"}, n.id("a"), time.Now().Add(time.Second))
 		time.Sleep(time.Minute - time.Second)
 		n.want(app, "a", true)
 		time.Sleep(time.Second)
@@ -218,16 +225,21 @@ func TestReportsOfAProviderEnd(t *testing.T) {
 func TestAddReportsNews(t *testing.T) {
 	inNode(t, nil, func(n *node) {
 		hour := func() time.Time { return time.Now().Add(time.Hour) }
-		n.news(n.creds.Add([]string{"a.test", "b.test"}, n.id("a"), hour()), true)
-		n.news(n.creds.Add([]string{"b.test", "a.test"}, n.id("a"), hour()), false)
-		n.news(n.creds.Add([]string{"a.test"}, n.id("a"), hour()), true)
-		n.news(n.creds.Add([]string{"a.test", "b.test"}, n.id("b"), hour()), true)
-		n.news(n.creds.Add([]string{"a.test"}, n.id("c"), time.Now()), false)
-		n.news(n.creds.Add(nil, n.id("c"), hour()), false)
-		n.news(n.creds.Add([]string{"a.test"}, "", hour()), false)
+		n.news(n.add([]string{"a.test", "b.test"}, n.id("a"), hour()), true)
+		n.news(n.add([]string{"b.test", "a.test"}, n.id("a"), hour()), false)
+		n.news(n.add([]string{"a.test"}, n.id("a"), hour()), true)
+		n.news(n.add([]string{"a.test", "b.test"}, n.id("b"), hour()), true)
+		n.news(n.add([]string{"a.test"}, n.id("c"), time.Now()), false)
+		n.news(n.add(nil, n.id("c"), hour()), false)
+		n.news(n.add([]string{"a.test"}, "", hour()), false)
 		time.Sleep(time.Hour)
-		n.news(n.creds.Add([]string{"a.test"}, n.id("a"), hour()), true)
+		n.news(n.add([]string{"a.test"}, n.id("a"), hour()), true)
 	})
+}
+
+func (n *node) add(patterns []string, id credential.ID, expiry time.Time) bool {
+	n.Helper()
+	return testkit.Value(n.creds.Add(patterns, id, expiry))(n)
 }
 
 func (n *node) news(got, want bool) {
@@ -240,7 +252,7 @@ func (n *node) news(got, want bool) {
 func TestReportsAreBounded(t *testing.T) {
 	inNode(t, nil, func(n *node) {
 		for i := range 3000 {
-			n.creds.Add([]string{"repo.test"}, n.id(fmt.Sprint(i)), time.Now().Add(time.Hour+time.Duration(i)*time.Second))
+			n.add([]string{"repo.test"}, n.id(fmt.Sprint(i)), time.Now().Add(time.Hour+time.Duration(i)*time.Second))
 		}
 		kept := 0
 		for i := range 3000 {
@@ -257,7 +269,7 @@ func TestReportsAreBounded(t *testing.T) {
 		for i := range many {
 			many[i] = fmt.Sprintf("r%06d.test", i)
 		}
-		n.creds.Add(many, n.id("many"), time.Now().Add(24*time.Hour))
+		n.add(many, n.id("many"), time.Now().Add(24*time.Hour))
 		n.want("r000000.test/x", "many", true)
 		n.want("r099999.test/x", "many", false)
 	})
@@ -271,7 +283,7 @@ func TestCredentialsAreSafeForConcurrentUse(t *testing.T) {
 		for g := range 4 {
 			wg.Go(func() {
 				for i := range 50 {
-					n.creds.Add([]string{"repo.test"}, n.id(fmt.Sprint(g, i)), time.Now().Add(time.Hour))
+					n.add([]string{"repo.test"}, n.id(fmt.Sprint(g, i)), time.Now().Add(time.Hour))
 					n.creds.Offers(app, n.id("a"))
 					if g == 0 {
 						put(t, path, config("repo.test", fmt.Sprint(i)))

@@ -108,8 +108,10 @@ func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 }
 
 func recordTo(rules tracker.Rules, r records.Record) *adminv1.Record {
+	to, open := rules.OpenTo(r)
 	return &adminv1.Record{
-		Pair: pairTo(r.Pair), Open: r.Open, Opened: timestamp(r.Opened), Created: timestamp(r.Created),
+		Anonymous: timestamp(r.Anonymous), ByNode: timestamp(r.ByNode), OpenTo: to,
+		Pair: pairTo(r.Pair), Open: open && to == nil, Opened: timestamp(r.Opened), Created: timestamp(r.Created),
 		LastUsed: timestamp(r.LastUsed), Revoked: timestamp(r.Revoked),
 		Proofs: all(r.Proofs, func(p records.Proof) *adminv1.Proof { return proofTo(rules, p) }),
 	}

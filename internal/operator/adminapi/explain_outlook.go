@@ -69,7 +69,11 @@ func (c explanation) withIfNotPresent() string {
 		return "the kubelet sees the image and starts the pod without a pull"
 	}
 	text := "the image is hidden: the kubelet gets the answer that it is absent, and pulls it " + outcome
-	if c.Reason == policy.NotProved && !c.CredentialsKnown && c.Known.Record != nil &&
+	if c.Reason == policy.NodeCredentials {
+		text += ". A pull with a credential of the node is refused without the registry"
+	}
+	unproved := c.Reason == policy.NotProved || c.Reason == policy.NodeCredentials
+	if unproved && !c.CredentialsKnown && c.Known.Record != nil &&
 		slices.ContainsFunc(c.Known.Record.Proofs, c.valid) {
 		text += ". A pull with a credential that proved access before is answered without the registry, except, without a " +
 			"pod source, for kubelets that count as older than 1.33"
@@ -96,6 +100,9 @@ func (c explanation) withAlways() string {
 		return "the pull is refused without the registry, and the pod stays in ErrImagePull"
 	case c.Reason == policy.ImageIDName:
 		return "the kubelet pulls " + c.Image.String() + " from a registry, and the pod stays in ErrImagePull"
+	case c.Reason == policy.NodeCredentials:
+		return "the kubelet asks the registry, and a success is recorded; a pull with a credential of the node is refused " +
+			"without the registry"
 	case !c.Allowed():
 		return "the kubelet asks the registry, as it would without pullgate, and a success is recorded"
 	case c.Reason == policy.Proved && c.OutageFallback && !c.PodSource:
@@ -191,6 +198,10 @@ func (c explanation) permissions() (all []string) {
 	default:
 		c.addProofs(add)
 		c.addMark(add)
+		if c.Reason == policy.NodeCredentials && c.Pod.Namespace != "" {
+			add("Add %s to nodeCredentials.namespaces%s: its pods may then use the node's credentials, and what they have "+
+				"opened.", c.Pod.Namespace, reload)
+		}
 	}
 	if c.Pod.Namespace != "" && c.Reason != policy.RecordUnreadable {
 		add("Add %s to exempt.namespaces%s: its pods may then use every image of the node.", c.Pod.Namespace, reload)

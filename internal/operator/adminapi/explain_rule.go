@@ -185,6 +185,9 @@ func (c explanation) Rule() string {
 		return c.proved()
 	case policy.ProofExpired:
 		return c.expired()
+	case policy.NodeCredentials:
+		return fmt.Sprintf("%s. %s, and no credential of %s has proved access.", c.byNode(),
+			upper(c.nodeNamespaces()), c.who())
 	case policy.NotProved:
 		return c.notProved()
 	case policy.Pulling:
@@ -249,11 +252,31 @@ func (c explanation) preloaded() string {
 
 func (c explanation) open() string {
 	since := ""
+	if r := c.Known.Record; r != nil && c.Rules.NodeNamespaces != nil && !r.ForEveryPod() {
+		return fmt.Sprintf("%s. %s.", c.byNode(), upper(c.nodeNamespaces()))
+	}
 	if r := c.Known.Record; r != nil && !r.Opened.IsZero() {
 		since = " since " + at(r.Opened)
 	}
 	return fmt.Sprintf("%s is open to every pod of this node%s: it was pulled without a credential, or with a "+
 		"credential of the node.", c.Pair.Repository, since)
+}
+
+// byNode says how a record was opened that no pull without a credential is known to have opened.
+func (c explanation) byNode() string {
+	if r := c.Known.Record; r == nil || r.ByNode.IsZero() {
+		return fmt.Sprintf("%s was opened by a version of pullgated that did not note how: it may have been by a credential "+
+			"of the node", c.Pair.Repository)
+	}
+	return fmt.Sprintf("%s was opened by a pull with a credential of the node at %s", c.Pair.Repository,
+		at(c.Known.Record.ByNode))
+}
+
+func (c explanation) nodeNamespaces() string {
+	if len(c.Rules.NodeNamespaces) == 0 {
+		return "nodeCredentials.namespaces gives that to no namespace"
+	}
+	return "nodeCredentials.namespaces gives that to the pods of " + enumerated(c.Rules.NodeNamespaces)
 }
 
 func (c explanation) granted() string {

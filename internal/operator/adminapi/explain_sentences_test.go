@@ -101,6 +101,10 @@ func granted(reason policy.Reason) change {
 	}
 }
 
+func reserved(namespaces ...string) func(*tracker.Explanation) {
+	return func(e *tracker.Explanation) { e.Rules.NodeNamespaces = append([]string{}, namespaces...) }
+}
+
 // cases returns the possible explanations, with the pod where it matters.
 func cases() []struct {
 	title string
@@ -159,6 +163,12 @@ func cases() []struct {
 		one("preloaded by an operator", newPod, judged(policy.Preloaded, true, marked("operator"))),
 		one("about to be preloaded", newPod, judged(policy.Preloaded, true)),
 		one("open", web, judged(policy.Open, true, record(records.Record{Open: true, Opened: hour(2)}))),
+		one("open to some namespaces", web, judged(policy.Open, true, reserved("team-a", "team-b"),
+			record(records.Record{Open: true, Opened: hour(2), ByNode: hour(2)}))),
+		one("open to other namespaces", web, judged(policy.NodeCredentials, false, reserved("team-a"),
+			record(records.Record{Open: true, Opened: hour(2), ByNode: hour(2)}))),
+		one("open to no namespace, by an older version", newPod, judged(policy.NodeCredentials, false, reserved(),
+			record(records.Record{Open: true, Opened: hour(2)}))),
 		one("granted by a proof", web, judged(policy.Granted, true, provedBy(alice), granted(policy.Proved))),
 		one("granted by a mark that is gone", web, judged(policy.Granted, true, granted(policy.Preloaded))),
 		one("granted by a container", web, judged(policy.Granted, true, granted(policy.Granted))),

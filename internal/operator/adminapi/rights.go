@@ -41,8 +41,15 @@ func (s *Server) rightsOf(ctx context.Context, i image, set *imageaccess.Set) (r
 					})
 				}
 			}
-			if r.Open {
-				add(policy.ByOpen, &adminv1.ImageRight{By: "a pull without a credential, or with the node's"})
+			by := "a pull without a credential, or with the node's"
+			switch {
+			case r.ForEveryPod():
+				by = "a pull without a credential"
+			case !r.ByNode.IsZero():
+				by = "a credential of the node"
+			}
+			if to, open := rules.OpenTo(r); open && (to == nil || len(to) > 0) {
+				add(policy.ByOpen, &adminv1.ImageRight{By: by, Namespaces: to})
 			}
 		}
 		if right := s.rightOfAll(ctx, i.Image, repository).Right(); right == policy.ByPolicy || right == policy.ByPreload {

@@ -75,7 +75,7 @@ func TestGetImageListsRights(t *testing.T) {
 	})
 	w.pulled(tracker.Pod{UID: "anon", Namespace: "anon"}, "repo.test/pre:1", id2, "")
 	testkit.Equal(t, "rights to an open image", rights("repo.test/pre:1"), []string{
-		"repo.test/pre open by a pull without a credential, or with the node's",
+		"repo.test/pre open by a pull without a credential",
 		"repo.test/pre preloaded by NeverVerifyPreloadedImages", "repo.test/pre policy by exempt, exempt",
 		"repo.test/pre access by base Share, b,c/d",
 	})

@@ -823,10 +823,51 @@ func TestSixteenMayWatch(t *testing.T) {
 // reported has the reported images, by credential ID.
 type reported map[credential.ID]string
 
-func (r reported) Add(patterns []string, id credential.ID, _ time.Time) bool {
+func (r reported) Add(patterns []string, id credential.ID, _ time.Time) (bool, error) {
 	_, old := r[id]
 	r[id] = strings.Join(patterns, " ")
-	return !old
+	return !old, nil
+}
+
+func (reported) Save() error { return nil }
+
+// unsaved is a state directory on a full disk.
+type unsaved struct{ reported }
+
+func (unsaved) Save() error { return errors.New("no space left on device") }
+
+// full knows as many credentials as it can.
+type full struct{ reported }
+
+func (full) Add([]string, credential.ID, time.Time) (bool, error) {
+	return false, errors.New("too many")
+}
+
+func TestReportForWhichThereIsNoRoom(t *testing.T) {
+	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
+		c.NodeCredentials, c.KeyFingerprint = full{reported{}}, "fingerprint"
+	})
+	_, err := w.ReportNodeCredentials(t.Context(), &adminv1.ReportNodeCredentialsRequest{
+		KeyFingerprint: "fingerprint", Expires: timestamppb.New(time.Now().Add(time.Hour)),
+		Credentials: []*adminv1.NodeCredential{{CredentialId: strings.Repeat("0a", 32), Images: []string{"a.test"}}},
+	})
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("ReportNodeCredentials = %v; want ResourceExhausted", err)
+	}
+}
+
+func TestReportThatIsNotOnDisk(t *testing.T) {
+	got := unsaved{reported{}}
+	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
+		c.NodeCredentials, c.KeyFingerprint = got, "fingerprint"
+	})
+	_, err := w.ReportNodeCredentials(t.Context(), &adminv1.ReportNodeCredentialsRequest{
+		KeyFingerprint: "fingerprint", Expires: timestamppb.New(time.Now().Add(time.Hour)),
+		Credentials: []*adminv1.NodeCredential{{CredentialId: strings.Repeat("0a", 32), Images: []string{"a.test"}}},
+	})
+	if status.Code(err) != codes.Unavailable || len(got.reported) != 1 {
+		t.Errorf("ReportNodeCredentials = %v, %v; want Unavailable, and the report in memory", got.reported, err)
+	}
 }
 
 func TestReportNodeCredentials(t *testing.T) {

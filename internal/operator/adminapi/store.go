@@ -102,7 +102,9 @@ const maxReported = 256
 // NodeCredentials accepts the reports of credential providers.
 type NodeCredentials interface {
 	// Add notes a credential that the node offers for images until it expires, and reports whether it is new.
-	Add(patterns []string, id credential.ID, expiry time.Time) bool
+	Add(patterns []string, id credential.ID, expiry time.Time) (news bool, err error)
+	// Save writes what was added to disk.
+	Save() error
 }
 
 // ReportNodeCredentials notes the credentials of a credential provider, or nothing if a part is invalid.
@@ -119,13 +121,20 @@ func (s *Server) ReportNodeCredentials(
 	}
 	var added []string
 	for _, c := range req.GetCredentials() {
-		if s.c.NodeCredentials.Add(c.GetImages(), credential.ID(c.GetCredentialId()), req.GetExpires().AsTime()) {
+		news, err := s.c.NodeCredentials.Add(c.GetImages(), credential.ID(c.GetCredentialId()), req.GetExpires().AsTime())
+		if err != nil {
+			return nil, status.Errorf(codes.ResourceExhausted, "%v", err)
+		}
+		if news {
 			added = append(added, c.GetCredentialId())
 		}
 	}
 	if len(added) > 0 {
 		s.c.Log.Info("Node credentials reported by a credential provider", "credentialIDs", added,
 			"expires", req.GetExpires().AsTime())
+	}
+	if err := s.c.NodeCredentials.Save(); err != nil {
+		return nil, status.Errorf(codes.Unavailable, "the report is not on disk: %v", err)
 	}
 	return &adminv1.ReportNodeCredentialsResponse{}, nil
 }

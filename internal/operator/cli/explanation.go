@@ -168,6 +168,9 @@ func (p *Page) recordRows(row func(name, format string, args ...any), facts *adm
 	case r == nil:
 	case r.GetOpen():
 		row("record", "open to every pod %s", p.lasting(r.GetOpened()))
+	case len(r.GetOpenTo()) > 0:
+		row("record", "open to the pods of %s %s, by %s", strings.Join(r.GetOpenTo(), ", "), p.lasting(r.GetOpened()),
+			openedBy(r))
 	case len(r.GetProofs()) == 0:
 		row("record", "no proofs")
 	}
@@ -196,7 +199,7 @@ func (p *Page) recordRows(row func(name, format string, args ...any), facts *adm
 			proved, p.ago(proof.GetFirstProved()), p.ago(proof.GetLastProved()), p.ago(proof.GetLastUsed()), more)
 	}
 	if r.GetRevoked() != nil {
-		other := map[bool]string{true: "other "}[r.GetOpen() || len(r.GetProofs()) > 0]
+		other := map[bool]string{true: "other "}[r.GetOpen() || len(r.GetOpenTo()) > 0 || len(r.GetProofs()) > 0]
 		row("revoked", "%sproofs, or a preloaded mark, %s", other, p.ago(r.GetRevoked()))
 	}
 }

@@ -218,8 +218,14 @@ func (p *Page) record(r *adminv1.Record) {
 	switch {
 	case r.GetOpen():
 		p.Line("  Open to every pod %s.", p.lasting(r.GetOpened()))
+	case len(r.GetOpenTo()) > 0:
+		p.Line("  Open to the pods of %s %s, by %s.", strings.Join(r.GetOpenTo(), ", "), p.lasting(r.GetOpened()),
+			openedBy(r))
 	case len(r.GetProofs()) == 0:
 		p.Line("  No credential has proved access: it needs proof.")
+	}
+	if r.GetOpen() && r.GetByNode() != nil && r.GetAnonymous() == nil {
+		p.Line("  Opened by %s.", openedBy(r))
 	}
 	line := "  Recorded " + p.ago(r.GetCreated()) + ", last used " + p.ago(r.GetLastUsed())
 	if r.GetRevoked() != nil {
@@ -243,6 +249,13 @@ func (p *Page) record(r *adminv1.Record) {
 				p.ID(proof.GetCredentialId()))
 		}
 	}
+}
+
+func openedBy(r *adminv1.Record) string {
+	if r.GetByNode() == nil {
+		return "an earlier version that did not note how"
+	}
+	return "credentials of the node"
 }
 
 func (p *Page) expiry(expires *timestamppb.Timestamp) string {
@@ -400,6 +413,8 @@ func (k *repository) access() string {
 		return "unreadable"
 	case k.record.GetOpen():
 		all = append(all, "open")
+	case len(k.record.GetOpenTo()) > 0:
+		all = append(all, "open to "+Count(len(k.record.GetOpenTo()), "namespace", "namespaces"))
 	case n > 0:
 		all = append(all, Count(n, "credential", "credentials"))
 	case k.record != nil && k.mark == nil:

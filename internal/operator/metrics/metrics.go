@@ -143,8 +143,8 @@ func (m *Metrics) begin() {
 
 func verdictOf(r policy.Reason) policy.Verdict {
 	switch r {
-	case policy.Absent, policy.Fenced, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired, policy.NotProved,
-		policy.Pulling, policy.Untracked:
+	case policy.Absent, policy.Fenced, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired,
+		policy.NodeCredentials, policy.NotProved, policy.Pulling, policy.Untracked:
 		return policy.Reverify
 	}
 	return policy.Allow

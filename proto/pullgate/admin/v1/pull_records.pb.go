@@ -561,7 +561,15 @@ type Record struct {
 	// The credentials that proved access, at most 100.
 	Proofs []*Proof `protobuf:"bytes,6,rep,name=proofs,proto3" json:"proofs,omitempty"`
 	// When something of it was last revoked.
-	Revoked       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	Revoked *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	// When a pull without a credential first opened it; absent if none did since it is open.
+	Anonymous *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=anonymous,proto3" json:"anonymous,omitempty"`
+	// When a pull with a credential of the node first opened it; absent if none did since it is open. If both are absent,
+	// a version of pullgated opened it that did not note how.
+	ByNode *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=by_node,json=byNode,proto3" json:"by_node,omitempty"`
+	// The namespaces whose pods may use it although it is not open: credentials of the node may have opened it, which are
+	// for these (nodeCredentials.namespaces).
+	OpenTo        []string `protobuf:"bytes,10,rep,name=open_to,json=openTo,proto3" json:"open_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -641,6 +649,27 @@ func (x *Record) GetProofs() []*Proof {
 func (x *Record) GetRevoked() *timestamppb.Timestamp {
 	if x != nil {
 		return x.Revoked
+	}
+	return nil
+}
+
+func (x *Record) GetAnonymous() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Anonymous
+	}
+	return nil
+}
+
+func (x *Record) GetByNode() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ByNode
+	}
+	return nil
+}
+
+func (x *Record) GetOpenTo() []string {
+	if x != nil {
+		return x.OpenTo
 	}
 	return nil
 }
@@ -6562,7 +6591,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tlast_used\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastUsed\x122\n" +
 	"\x06denied\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x06denied\x124\n" +
 	"\aexpires\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12!\n" +
-	"\frotated_from\x18\b \x03(\tR\vrotatedFrom\"\xd4\x02\n" +
+	"\frotated_from\x18\b \x03(\tR\vrotatedFrom\"\xdc\x03\n" +
 	"\x06Record\x12+\n" +
 	"\x04pair\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12\x12\n" +
 	"\x04open\x18\x02 \x01(\bR\x04open\x122\n" +
@@ -6570,7 +6599,11 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x127\n" +
 	"\tlast_used\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastUsed\x120\n" +
 	"\x06proofs\x18\x06 \x03(\v2\x18.pullgate.admin.v1.ProofR\x06proofs\x124\n" +
-	"\arevoked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\"y\n" +
+	"\arevoked\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\x128\n" +
+	"\tanonymous\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tanonymous\x123\n" +
+	"\aby_node\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x06byNode\x12\x17\n" +
+	"\aopen_to\x18\n" +
+	" \x03(\tR\x06openTo\"y\n" +
 	"\x04Mark\x12+\n" +
 	"\x04pair\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12,\n" +
 	"\x03set\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03set\x12\x16\n" +
@@ -7215,152 +7248,154 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	85,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
 	85,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
-	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	85,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	85,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	85,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
-	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
-	4,   // 18: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
-	85,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
-	85,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
-	14,  // 21: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
-	13,  // 22: pullgate.admin.v1.Endorsement.drift:type_name -> pullgate.admin.v1.EndorsementDrift
-	85,  // 23: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
-	0,   // 24: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 25: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
-	9,   // 26: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	16,  // 27: pullgate.admin.v1.Image.rights:type_name -> pullgate.admin.v1.ImageRight
-	5,   // 28: pullgate.admin.v1.ImageRight.secrets:type_name -> pullgate.admin.v1.SecretRef
-	85,  // 29: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	20,  // 30: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	21,  // 31: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	23,  // 32: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	24,  // 33: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	25,  // 34: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	19,  // 35: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	85,  // 36: pullgate.admin.v1.GetStatusResponse.kubelet_absent:type_name -> google.protobuf.Timestamp
-	85,  // 37: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	22,  // 38: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	85,  // 39: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	5,   // 40: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	85,  // 41: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	85,  // 42: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	26,  // 43: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	15,  // 44: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	15,  // 45: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	10,  // 46: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	6,   // 47: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	11,  // 48: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	6,   // 49: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	1,   // 50: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,   // 51: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	6,   // 52: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	46,  // 53: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	37,  // 54: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
-	2,   // 55: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
-	38,  // 56: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	84,  // 57: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	45,  // 58: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
-	42,  // 59: pullgate.admin.v1.TestImageAccessRequest.files:type_name -> pullgate.admin.v1.PolicyFile
-	16,  // 60: pullgate.admin.v1.TestImageAccessResponse.gained:type_name -> pullgate.admin.v1.ImageRight
-	16,  // 61: pullgate.admin.v1.TestImageAccessResponse.lost:type_name -> pullgate.admin.v1.ImageRight
-	44,  // 62: pullgate.admin.v1.TestImageAccessResponse.pods:type_name -> pullgate.admin.v1.PodImageChange
-	45,  // 63: pullgate.admin.v1.PodImageChange.now:type_name -> pullgate.admin.v1.PodImage
-	0,   // 64: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 65: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	9,   // 66: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	10,  // 67: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	11,  // 68: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	47,  // 69: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	5,   // 70: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	3,   // 71: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	5,   // 72: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	50,  // 73: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	4,   // 74: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	11,  // 75: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	9,   // 76: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	4,   // 77: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	7,   // 78: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	9,   // 79: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	4,   // 80: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,   // 81: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	9,   // 82: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	11,  // 83: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	4,   // 84: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	12,  // 85: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	12,  // 86: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	22,  // 87: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	4,   // 88: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	65,  // 89: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	86,  // 90: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	85,  // 91: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	69,  // 92: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	85,  // 93: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,   // 94: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 95: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,   // 96: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,   // 97: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	86,  // 98: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	75,  // 99: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	78,  // 100: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	77,  // 101: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
-	76,  // 102: pullgate.admin.v1.Policy.hook:type_name -> pullgate.admin.v1.Hook
-	86,  // 103: pullgate.admin.v1.Hook.timeout:type_name -> google.protobuf.Duration
-	86,  // 104: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	86,  // 105: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	80,  // 106: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
-	4,   // 107: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
-	82,  // 108: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
-	82,  // 109: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
-	83,  // 110: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
-	17,  // 111: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	27,  // 112: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	29,  // 113: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	31,  // 114: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	33,  // 115: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	35,  // 116: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	39,  // 117: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
-	41,  // 118: pullgate.admin.v1.PullRecords.TestImageAccess:input_type -> pullgate.admin.v1.TestImageAccessRequest
-	48,  // 119: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	51,  // 120: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	53,  // 121: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	55,  // 122: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	61,  // 123: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	63,  // 124: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	66,  // 125: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	68,  // 126: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	71,  // 127: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	73,  // 128: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	79,  // 129: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
-	57,  // 130: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
-	59,  // 131: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
-	18,  // 132: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	28,  // 133: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	30,  // 134: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	32,  // 135: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	34,  // 136: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	36,  // 137: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	40,  // 138: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
-	43,  // 139: pullgate.admin.v1.PullRecords.TestImageAccess:output_type -> pullgate.admin.v1.TestImageAccessResponse
-	49,  // 140: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	52,  // 141: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	54,  // 142: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	56,  // 143: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	62,  // 144: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	64,  // 145: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	67,  // 146: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	70,  // 147: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	72,  // 148: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	74,  // 149: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	81,  // 150: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
-	58,  // 151: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
-	60,  // 152: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
-	132, // [132:153] is the sub-list for method output_type
-	111, // [111:132] is the sub-list for method input_type
-	111, // [111:111] is the sub-list for extension type_name
-	111, // [111:111] is the sub-list for extension extendee
-	0,   // [0:111] is the sub-list for field type_name
+	85,  // 12: pullgate.admin.v1.Record.anonymous:type_name -> google.protobuf.Timestamp
+	85,  // 13: pullgate.admin.v1.Record.by_node:type_name -> google.protobuf.Timestamp
+	4,   // 14: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
+	85,  // 15: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	85,  // 16: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	85,  // 17: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	6,   // 18: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 19: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
+	4,   // 20: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
+	85,  // 21: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	85,  // 22: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	14,  // 23: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
+	13,  // 24: pullgate.admin.v1.Endorsement.drift:type_name -> pullgate.admin.v1.EndorsementDrift
+	85,  // 25: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
+	0,   // 26: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 27: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
+	9,   // 28: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
+	16,  // 29: pullgate.admin.v1.Image.rights:type_name -> pullgate.admin.v1.ImageRight
+	5,   // 30: pullgate.admin.v1.ImageRight.secrets:type_name -> pullgate.admin.v1.SecretRef
+	85,  // 31: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	20,  // 32: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	21,  // 33: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	23,  // 34: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	24,  // 35: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	25,  // 36: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	19,  // 37: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	85,  // 38: pullgate.admin.v1.GetStatusResponse.kubelet_absent:type_name -> google.protobuf.Timestamp
+	85,  // 39: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	22,  // 40: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	85,  // 41: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	5,   // 42: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	85,  // 43: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	85,  // 44: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	26,  // 45: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	15,  // 46: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	15,  // 47: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	10,  // 48: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	6,   // 49: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	11,  // 50: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	6,   // 51: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	1,   // 52: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,   // 53: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	6,   // 54: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	46,  // 55: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	37,  // 56: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
+	2,   // 57: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
+	38,  // 58: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
+	84,  // 59: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	45,  // 60: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
+	42,  // 61: pullgate.admin.v1.TestImageAccessRequest.files:type_name -> pullgate.admin.v1.PolicyFile
+	16,  // 62: pullgate.admin.v1.TestImageAccessResponse.gained:type_name -> pullgate.admin.v1.ImageRight
+	16,  // 63: pullgate.admin.v1.TestImageAccessResponse.lost:type_name -> pullgate.admin.v1.ImageRight
+	44,  // 64: pullgate.admin.v1.TestImageAccessResponse.pods:type_name -> pullgate.admin.v1.PodImageChange
+	45,  // 65: pullgate.admin.v1.PodImageChange.now:type_name -> pullgate.admin.v1.PodImage
+	0,   // 66: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 67: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,   // 68: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10,  // 69: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11,  // 70: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	47,  // 71: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,   // 72: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,   // 73: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,   // 74: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	50,  // 75: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,   // 76: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11,  // 77: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,   // 78: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,   // 79: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,   // 80: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,   // 81: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,   // 82: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,   // 83: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,   // 84: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11,  // 85: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,   // 86: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	12,  // 87: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	12,  // 88: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	22,  // 89: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,   // 90: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	65,  // 91: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	86,  // 92: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	85,  // 93: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	69,  // 94: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	85,  // 95: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 96: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 97: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 98: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 99: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	86,  // 100: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	75,  // 101: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	78,  // 102: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	77,  // 103: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	76,  // 104: pullgate.admin.v1.Policy.hook:type_name -> pullgate.admin.v1.Hook
+	86,  // 105: pullgate.admin.v1.Hook.timeout:type_name -> google.protobuf.Duration
+	86,  // 106: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	86,  // 107: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	80,  // 108: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
+	4,   // 109: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	82,  // 110: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	82,  // 111: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	83,  // 112: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	17,  // 113: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	27,  // 114: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	29,  // 115: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	31,  // 116: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	33,  // 117: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	35,  // 118: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	39,  // 119: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
+	41,  // 120: pullgate.admin.v1.PullRecords.TestImageAccess:input_type -> pullgate.admin.v1.TestImageAccessRequest
+	48,  // 121: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	51,  // 122: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	53,  // 123: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	55,  // 124: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	61,  // 125: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	63,  // 126: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	66,  // 127: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	68,  // 128: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	71,  // 129: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	73,  // 130: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	79,  // 131: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	57,  // 132: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	59,  // 133: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	18,  // 134: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	28,  // 135: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	30,  // 136: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	32,  // 137: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	34,  // 138: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	36,  // 139: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	40,  // 140: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
+	43,  // 141: pullgate.admin.v1.PullRecords.TestImageAccess:output_type -> pullgate.admin.v1.TestImageAccessResponse
+	49,  // 142: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	52,  // 143: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	54,  // 144: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	56,  // 145: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	62,  // 146: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	64,  // 147: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	67,  // 148: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	70,  // 149: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	72,  // 150: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	74,  // 151: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	81,  // 152: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	58,  // 153: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	60,  // 154: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	134, // [134:155] is the sub-list for method output_type
+	113, // [113:134] is the sub-list for method input_type
+	113, // [113:113] is the sub-list for extension type_name
+	113, // [113:113] is the sub-list for extension extendee
+	0,   // [0:113] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }

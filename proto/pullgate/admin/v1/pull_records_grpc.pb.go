@@ -150,11 +150,12 @@ type PullRecordsClient interface {
 	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that
-	// is pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
+	// is pulled with one of them is open to every pod, or to those of nodeCredentials.namespaces. A report is on disk
+	// when the call returns.
 	//
 	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a
 	// field may bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key.
-	// After an error nothing is noted.
+	// After these nothing is noted. UNAVAILABLE: the report is in memory alone, and is written again in three seconds.
 	ReportNodeCredentials(ctx context.Context, in *ReportNodeCredentialsRequest, opts ...grpc.CallOption) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would contain, whether it is configured or
 	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and
@@ -523,11 +524,12 @@ type PullRecordsServer interface {
 	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that
-	// is pulled with one of them is open to every pod. Reports are kept in memory until they expire or pullgated ends.
+	// is pulled with one of them is open to every pod, or to those of nodeCredentials.namespaces. A report is on disk
+	// when the call returns.
 	//
 	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a
 	// field may bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key.
-	// After an error nothing is noted.
+	// After these nothing is noted. UNAVAILABLE: the report is in memory alone, and is written again in three seconds.
 	ReportNodeCredentials(context.Context, *ReportNodeCredentialsRequest) (*ReportNodeCredentialsResponse, error)
 	// WatchDecisions sends every decision from now on that the decision log would contain, whether it is configured or
 	// not, until the caller ends the call. It never delays a decision: a caller that reads too slowly misses some, and
