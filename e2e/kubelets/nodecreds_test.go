@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 
 	"github.com/pullgate/pullgate/internal/testkit"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -38,12 +41,56 @@ func nodeCredentials(s *scenario) {
 	if got := s.reports() - before; got != 1 {
 		s.Errorf("%d credentials were reported to pullgated; want one", got)
 	}
-	// A restart forgets the report, and not what was opened.
+	// A restart forgets neither the report nor what was opened.
 	s.must(r.Down())
 	s.must(s.gate.Restart(s.Context()))
 	s.runSteps(
 		runs("C without a secret, without a registry", use("c", app), nothing),
 		runs("C, Never", use("c", app).pulls(never), nothing),
+	)
+	s.must(r.Up())
+	next, absent := s.push(r, "node/next:1", node.Image{Content: "next"}), s.push(r, "node/absent:1", node.Image{})
+	s.runSteps(
+		runs("C without a secret, the credential from the kubelet's cache", use("c", next), downloads),
+		runs("B without a secret, after C", use("b", next), nothing),
+	)
+	if got := s.reports() - before; got != 1 {
+		s.Errorf("%d credentials were reported to pullgated; want no other one", got)
+	}
+	s.forNamespace("c", app, next, absent)
+}
+
+// Then credentials of the node are for the pods of one namespace.
+func (s *scenario) forNamespace(team string, app, next, absent node.Pushed) {
+	s.Helper()
+	defer func() {
+		s.must(s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("nodeCredentials: {}")...))
+	}()
+	reloads := strings.Count(s.gate.Log(), "Configuration reloaded")
+	s.must(s.gate.Configure(s.settings("nodeCredentials: {namespaces: [" + s.namespace(team) + "]}")...))
+	s.must(syscall.Kill(s.gate.PID(), syscall.SIGHUP))
+	if !host.Within(patience, func() bool { return strings.Count(s.gate.Log(), "Configuration reloaded") > reloads }) {
+		s.Fatal("pullgated has not reloaded")
+	}
+	withheld := func(image node.Pushed) string {
+		repository := image.Name[:strings.LastIndex(image.Name, ":")]
+		return regexp.QuoteMeta("pullgate: repository " + repository + ": the registry credentials of this node are for " +
+			"other namespaces; set imagePullSecrets, or ask the operator of this node")
+	}
+	for _, when := range []string{"after a reload", "after a restart"} {
+		s.runSteps(
+			runs("C without a secret "+when, use("c", app), nothing),
+			runs("C, Never, "+when, use("c", next).pulls(never), nothing),
+			fails("A without a secret, what was opened to all "+when, use("a", app), withheld(app)),
+			fails("B without a secret, an absent image "+when, use("b", absent), withheld(absent)),
+			fails("B, Always, "+when, use("b", next).pulls(always), withheld(next)),
+			hides("B, Never, "+when, use("b", next).pulls(never)),
+		)
+		s.must(s.gate.Restart(s.Context()))
+	}
+	s.runSteps(
+		runs("D with a secret of its own, which is tried first", use("d", next, dora), manifest),
+		fails("B without a secret, after D", use("b", next), withheld(next)),
 	)
 }
 
