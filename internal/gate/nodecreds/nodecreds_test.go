@@ -35,7 +35,7 @@ func config(registry, password string) string {
 
 func put(tb testing.TB, path, content string) {
 	tb.Helper()
-	testkit.Must(tb, os.WriteFile(path, []byte(content), 0o600))
+	testkit.Must(tb, os.WriteFile(path+".new", []byte(content), 0o600), os.Rename(path+".new", path)) // a reader may run
 }
 
 // node is credentials that are kept up to date in a bubble, with their log.
