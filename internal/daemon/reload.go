@@ -63,9 +63,13 @@ func reread(o Options, p parts) {
 		o.Log.Error(err, "Failed to reload the configuration: the previous one stays in use")
 		return
 	}
+	next := config.Reloaded(now.config, c) // only some fields can change while the daemon runs
+	if reservesNode(next) {
+		p.node.Reserve(true) // first, so that no answer of a plugin is unknown once it is enforced
+	}
 	p.tracker.SetRules(rules(c))
 	p.gate.SetAllowRestores(c.AllowRestores)
-	now.config, now.found = config.Reloaded(now.config, c), found // only some fields can change while the daemon runs
+	now.config, now.found = next, found
 	p.inForce.Store(&now)
 	p.node.Reserve(reservesNode(now.config))
 	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)

@@ -103,7 +103,7 @@ func (g *Gate) lend(ctx context.Context, p *pullCall) (l loan) {
 		}
 	}
 	if err != nil {
-		g.c.Log.Error(err, "Failed to lend a credential: the pull goes to the registry without one", p.keys()...)
+		g.c.Log.Error(err, "Failed to lend a credential: nothing is lent for this pull", p.keys()...)
 	}
 	if file == "" {
 		return l

@@ -52,6 +52,20 @@ func (t *Tracker) mayBeShared(repository, namespace string) bool {
 	return a != nil && (*a).MayGrant(repository, namespace) || t.withdrawn != nil && t.withdrawn(repository)
 }
 
+// imageMayBeShared is mayBeShared for any repository that the image has, or has had: its names can have moved since.
+func (t *Tracker) imageMayBeShared(img Image, namespace string) (bool, error) {
+	repositories := img.Repositories()
+	known, err := t.store.Images()
+	for _, i := range known {
+		if i.ImageID == img.ID {
+			for _, r := range i.Records {
+				repositories = append(repositories, r.Pair.Repository)
+			}
+		}
+	}
+	return slices.ContainsFunc(repositories, func(r string) bool { return t.mayBeShared(r, namespace) }), err
+}
+
 func (t *Tracker) noteEnded(ended func(repository string) bool) error {
 	images, err := t.store.Images()
 	if err != nil {

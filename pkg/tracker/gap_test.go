@@ -271,10 +271,9 @@ func TestFirstScanBeginsAGap(t *testing.T) {
 	})
 }
 
-// An empty node, and a list that is not the same twice, do not use up the first scan.
+// A list that is not the same twice does not use up the first scan.
 func TestFirstScanNeedsAList(t *testing.T) {
 	w := newWorld(t, tracker.Options{Watched: func() (uint64, bool) { return 0, false }})
-	w.sync()
 	w.runtime.set(image(id1, app+":1", appD))
 	w.runtime.during = func() { w.runtime.set(image(id1, app+":1", appD), pulledBehind) }
 	_ = w.Sync(t.Context())
@@ -282,6 +281,14 @@ func TestFirstScanNeedsAList(t *testing.T) {
 	w.sync()
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1", appD)), policy.Allow, policy.Preloaded)
 	w.want(w.check(pod("bob"), other+":1", pulledBehind), policy.Allow, policy.Preloaded)
+}
+
+// An empty list is the first scan: what comes later may be what a pull has brought.
+func TestFirstScanOfAnEmptyNode(t *testing.T) {
+	w := newWorld(t, tracker.Options{VerifyUntracked: true})
+	w.sync()
+	w.runtime.set(image(id1, app+":1"))
+	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Reverify, policy.Untracked)
 }
 
 // The number of images that need proof leaves out what has a proof or a mark, or is gone.

@@ -119,12 +119,13 @@ func (t *Tracker) restorable(
 		return nil, err
 	case name.Empty() && !created.After(last):
 		return nil, errRevokedSince
+	case name.Empty():
+		if shared, err := t.imageMayBeShared(img, namespace); err != nil || shared {
+			return nil, cmp.Or(err, errByFile) // which of the repositories the pod has used is not known
+		}
 	}
 	for p := range pairsFor(name, img) {
 		if t.mayBeShared(p.Repository, namespace) {
-			if name.Empty() {
-				return nil, errByFile // which of the repositories the pod has used is not known
-			}
 			continue // the pod may have started the container by that right alone
 		}
 		f, err := t.store.Lookup(p)

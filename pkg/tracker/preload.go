@@ -73,7 +73,10 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 		return s, false
 	}
 	list := t.runtime.Images
-	if !once || s.inGap {
+	switch {
+	case !once: // an empty list, too: later lists may have what a pull has brought
+		list = t.sameImages
+	case s.inGap:
 		list = t.agreedImages
 	}
 	images, err := list(ctx)
