@@ -220,6 +220,11 @@ func TestNoGrantIsRestoredForARightByAFile(t *testing.T) {
 		if n := restored("", files{share: "team-b"}, nil); n != 0 {
 			t.Errorf("%d grants restored without a name; want 0", n)
 		}
+		img = image(id1, "repo.test/other:1") // the shared name has moved to another image
+		if n := restored("", files{share: "team-b"}, nil); n != 0 {
+			t.Errorf("%d grants restored without a name, of an image that was shared; want 0", n)
+		}
+		img = image(id1, app+":1", "repo.test/other:1")
 		time.Sleep(time.Second)
 		if n := restored(app+":1", nil, ended); n != 0 { // it was removed while the process was down
 			t.Errorf("%d grants restored after the file is gone; want 0", n)
