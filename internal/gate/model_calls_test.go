@@ -184,7 +184,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 		default:
 			w.counts["pull answered with the image on the node"]++
 			ok = true
-			if !may[c] && !w.mayUseOne(p, c, repositoryOf(name)) {
+			if !may[c] && !w.mayUseOne(p, c, repositoryOf(name)) && !w.truth.hasProof(pair{c, repositoryOf(name)}, password) {
 				w.fail("safety: a pull of %s by %s with %q is answered with %v, which is on the node", name, p.uid, password, c)
 			}
 		}

@@ -267,6 +267,13 @@ func (t *truth) proved(p pair, by *registryPull) {
 	}
 }
 
+// hasProof reports whether the password has proved access to a pair, also while a call was in progress.
+func (t *truth) hasProof(p pair, password string) bool {
+	return password != "" && slices.ContainsFunc(t.proofs[p], func(x *modelProof) bool {
+		return x.password == password && (t.validity == 0 || time.Since(x.at) < t.validity+t.grace)
+	})
+}
+
 // answered notes that the gate has the answer to a pull. The age of the proof counts from it.
 func (by *registryPull) answered() {
 	if by.proof == nil {
