@@ -3,6 +3,9 @@ package e2e_test
 import (
 	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 
 	"github.com/pullgate/pullgate/e2e/node"
 )
@@ -27,10 +30,32 @@ func TestUntrackedImages(t *testing.T) {
 			s.run(pod("team-b", before, node.Never), before, node.Running, 0)
 			later := s.private("untracked/later-"+map[string]string{"Preloaded": "p", "Verify": "v"}[setting]+":1", node.Image{})
 			s.imported(later)
+			if want == node.Running {
+				s.untilShown(later)
+			}
 			s.run(pod("team-b", later, node.Never), later, want, 0)
 			s.run(pod("team-b", before, node.Never), before, node.Running, 0)
 		}
 	})
+}
+
+// untilShown waits until a pod without a credential may use an image. After a start, pullgated marks an import that two
+// scans have seen while a kubelet uses it.
+func (s *suite) untilShown(image node.Pushed) {
+	s.Helper()
+	p := pod("team-b", image, node.Never)
+	s.must(s.k.Sandbox(s.Context(), p))
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
+		s.must(s.k.RuntimeReady(s.Context()))
+		id := testkit.Value(s.k.Precheck(s.Context(), p))(s)
+		if id != "" {
+			break
+		}
+		if time.Now().After(end) {
+			s.Fatalf("%s is not shown a minute after its import", image.Name)
+		}
+	}
+	s.must(s.k.Remove(s.Context(), p))
 }
 
 // After a loss or damage of the store, no image counts as preloaded until the operator ends distrust.

@@ -43,6 +43,9 @@ where that is possible. It refuses an unhealthy node, a pullgated that does not 
 not enabled at boot or forwards to another runtime than the kubelet dials, and a node on
 which another file would override the change.
 
+If pullgated has no pod source, its configuration file gets a line with the kubelet's
+kubeconfig, which node disable leaves there.
+
 The plan is shown on stderr before a question whether to continue; without a terminal,
 --yes is needed. --dry-run prints the plan and ends.
 
@@ -136,6 +139,7 @@ func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *
 func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Enabler {
 	to := s.enabler
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
+	to.Daemon.Path = s.config
 	to.Progress = func(line string) { _, _ = fmt.Fprintln(s.c.Err, cli.Safe(line)) }
 	return to
 }

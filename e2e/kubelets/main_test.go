@@ -130,7 +130,7 @@ func (m *machine) scenarios(t *testing.T) {
 	m.runParallel(t, "together", m.together())
 	// These test cases affect the whole node.
 	first := m.firstOfKubelet() || everyPair()
-	m.runIf(t, m.isMain(), testCase{"expiry", expiry})
+	m.runIf(t, m.isMain(), testCase{"expiry", expiry}, testCase{"bypassed", bypassed})
 	m.runIf(t, first, testCase{"access", access})
 	m.runIf(t, first, testCase{"policies", policies}, testCase{"restrictions", restrictions}, testCase{"reviews", reviews})
 	m.runIf(t, first, testCase{"signatures", signatures})

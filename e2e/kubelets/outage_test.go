@@ -8,8 +8,9 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// While the registry is down, slow, or answers with an error, pods whose credential is proved start. Others wait; their
-// events show whether the registry denied them or could not be reached. No pod without a proof starts.
+// While the registry is down, slow, or answers with an error, pods whose credential is proved start, but not with
+// Always, nor where that cannot be told. Others wait; their events show whether the registry denied them or could not
+// be reached. No pod without a proof starts.
 // Shows: 001-17, 001-22
 func outage(s *scenario) {
 	r := s.registry()
@@ -21,24 +22,23 @@ func outage(s *scenario) {
 		name  string
 		begin func()
 		event string
-		// refuses is whether the registry itself refuses a credential that was good before.
-		refuses bool
 	}{
-		{"down", func() { s.must(r.Down()) }, `connection refused`, false},
-		{"answering 429", answer(http.StatusTooManyRequests), `429 Too Many Requests`, false},
-		{"answering 500", answer(http.StatusInternalServerError), `500 Internal Server Error`, false},
-		{"answering 503", answer(http.StatusServiceUnavailable), `503 Service Unavailable`, false},
-		{"answering 401", answer(http.StatusUnauthorized), denied, true},
-		{"answering 403", answer(http.StatusForbidden), `403 Forbidden`, true},
-		{"answering 404", answer(http.StatusNotFound), `not found`, true},
+		{"down", func() { s.must(r.Down()) }, `connection refused`},
+		{"answering 429", answer(http.StatusTooManyRequests), `429 Too Many Requests`},
+		{"answering 500", answer(http.StatusInternalServerError), `500 Internal Server Error`},
+		{"answering 503", answer(http.StatusServiceUnavailable), `503 Service Unavailable`},
+		{"answering 401", answer(http.StatusUnauthorized), denied},
+		{"answering 403", answer(http.StatusForbidden), `403 Forbidden`},
+		{"answering 404", answer(http.StatusNotFound), `not found`},
 	} {
 		f.begin()
 		proved := running
-		if f.refuses && s.recheck() == manifest {
-			proved = pullFailed // its re-pull looks like a pull, which the registry refuses
+		if s.recheck() == manifest {
+			proved = pullFailed // its re-pull looks like a pull with Always
 		}
 		s.runStepsAtOnce(
 			step{name: "A, the registry " + f.name, pod: owner, want: proved},
+			fails("A, Always, the registry "+f.name, owner.pulls(always), f.event),
 			fails("D, not proved, the registry "+f.name, use("d", app, dora), f.event),
 			fails("B without a secret, the registry "+f.name, use("b", app), f.event),
 			hides("B, Never, the registry "+f.name, use("b", app).pulls(never)),

@@ -29,6 +29,31 @@ func installed(s *scenario) {
 	}
 }
 
+// What the kubelet pulls while it does not use pullgated needs proof when it does again, also after a restart of
+// pullgated.
+func bypassed(s *scenario) {
+	app, again := s.private("app:1"), s.private("again:1")
+	s.must(s.kubelet.Stop())
+	s.must(s.unprotected(s.Context()))
+	s.runSteps(runs("A, with its secret, past pullgated", use("a", app, alice), downloads))
+	s.must(s.restartKubelet(s.Context(), quick()))
+	judged := func(app node.Pushed) {
+		s.Helper()
+		s.runSteps(
+			hides("B, Never, on what came past pullgated", use("b", app).pulls(never)),
+			refuses("B without a secret", use("b", app)),
+			runs("C, with the secret", use("c", app, alice), manifest),
+		)
+	}
+	judged(app)
+	s.must(s.kubelet.Stop())
+	s.must(s.unprotected(s.Context()))
+	s.runSteps(runs("A, with its secret, past pullgated again", use("a", again, alice), downloads))
+	s.must(s.gate.Restart(s.Context()))
+	s.must(s.restartKubelet(s.Context(), quick()))
+	judged(again)
+}
+
 // After each kind of restart, running pods continue with the containers they have, new ones are judged as
 // before, and nothing is opened. The registry is down meanwhile, so that it cannot be the reason why a pod starts.
 // Shows: 001-19, 001-31

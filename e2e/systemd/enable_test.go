@@ -30,6 +30,7 @@ func TestNodeEnable(t *testing.T) {
 		name string
 		run  func(*site)
 	}{
+		{"enable sets up the pod source", podSource},
 		{"enable, twice, and back with pullgate gone, twice", backAndForth},
 		{"a kubelet that fails with pullgate is reverted", takenBack},
 		{"killed midway, enable does the rest", killedMidway},
@@ -57,12 +58,20 @@ func (s *site) kubelets() {
 	const service = "[Service]\nRestart=always\nRestartSec=2\nTimeoutStopSec=3\nExecStart="
 	s.write("/usr/lib/systemd/system/kubelet.service", service+"/usr/bin/kubelet\n")
 	s.write("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", `[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--kubeconfig=/etc/kubernetes/kubelet.conf"
 Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
 EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
 ExecStart=
-ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
 `)
 	s.write("/var/lib/kubelet/config.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
+	s.write("/etc/kubernetes/kubelet.conf", `apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+`)
 	s.write("/var/lib/kubelet/kubeadm-flags.env",
 		`KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"`+"\n")
 	s.write("/etc/systemd/system/scripted.service",
@@ -112,6 +121,25 @@ const (
 	direct  = "/run/containerd/containerd.sock"
 	through = "/run/pullgate/cri.sock"
 )
+
+func podSource(s *site) {
+	before := s.files()
+	s.must(os.WriteFile(s.machine.Path("/run/stubkubelet-fails"), nil, 0o600))
+	s.refused("not enabled, all changes were reverted", "pullgatectl", "node", "enable", "--yes")
+	s.must(os.Remove(s.machine.Path("/run/stubkubelet-fails")))
+	s.wantFiles(before)
+	s.do("pullgatectl", "node", "enable", "--yes")
+	s.wantDials("kubelet.service", through)
+	s.do("pullgatectl", "node", "disable", "--yes")
+	s.wantDials("kubelet.service", direct)
+	const added = "podSource: {kubeconfig: /etc/kubernetes/kubelet.conf}\n"
+	if got := string(testkit.Value(os.ReadFile(s.machine.Path(conf)))(s)); got != shadow+added {
+		s.Errorf("the configuration is\n%s\nwant\n%s", got, shadow+added)
+	}
+	// It fails, because the kubelet bypasses pullgated.
+	out, _ := s.machine.Run(s.Context(), "pullgatectl", "doctor", "--no-network")
+	s.wantPrinted(out, "the pod source is not synced with the API server")
+}
 
 func backAndForth(s *site) {
 	before := s.files()

@@ -186,7 +186,6 @@ func Default() Config {
 		Exempt:                                 Exempt{StaticPods: true},
 		UntrackedImages:                        UntrackedPreloaded,
 		KubeletSkipsAlwaysPrecheck:             "auto",
-		RegistryOutageFallback:                 true,
 		CredentialValidity:                     "0s",
 		RegistryUnavailableGrace:               "0s",
 		NodeCredentials:                        NodeCredentials{DockerConfigFiles: []string{"/var/lib/kubelet/config.json"}},
@@ -220,6 +219,11 @@ func (c Config) Enforcement() string {
 	default:
 		return "enforcing with policy " + string(c.policy.Mode())
 	}
+}
+
+// WaitsForRegistry reports whether a pod of a kubelet before 1.33 waits in an outage of the registry, proved or not.
+func (c Config) WaitsForRegistry() bool {
+	return !c.RegistryOutageFallback && c.PodSource.Kubeconfig == "" && c.KubeletSkipsAlwaysPrecheck != "true"
 }
 
 // Load reads a file, and reports whether it was found: for an absent file it returns the defaults, unless the file is

@@ -83,6 +83,10 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 				Policy:    string(c.Policy().Mode()), Configuration: string(text), Reload: now.reload,
 				ConfigurationPath: o.ConfigPath, ConfigurationFound: now.found, NotListening: p.service.notListening(),
 				Runtime: &adminv1.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()}, DecisionLog: p.decisions.status(),
+				BypassedImages: int64(p.tracker.Bypassed()),
+			}
+			if since := p.gate.KubeletAbsent(); !since.IsZero() {
+				s.KubeletAbsent = timestamppb.New(since)
 			}
 			if p.source != nil {
 				s.PodSource = &adminv1.PodSourceStatus{

@@ -76,10 +76,12 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, conns.close()) }()
 	runtime := gate.NewRuntime(conns.runtime(), conns.image())
 	var node *nodecreds.Credentials
+	var judge *gate.Gate
 	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{ //nolint:contextcheck // it is short
 		Rules:                          rules(o.Config),
 		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
 		NodeOffers:                     func(repository string, id credential.ID) bool { return node.Offers(repository, id) },
+		Watched:                        func() (uint64, bool) { return judge.Watched() },
 		NodeHolds:                      func(ctx context.Context, id credential.ID) bool { return node.Holds(ctx, id) },
 		RuntimeCredentialsPerNamespace: o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
 		Log:                            o.Log.WithName("tracker"),
@@ -112,14 +114,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, log.close()) }()
 	feed := &adminapi.Feed{}
 
-	source, err := openSource(o, key, m)
-	if err != nil {
-		return err
-	}
+	source := openSource(o, key, m)
 	facts, views, keep := forGate(source)
 	keep(admitting.fields())
 	index, to := podindex.New(), decided{log: log, feed: feed}
-	judge := gate.New(gate.Config{
+	judge = gate.New(gate.Config{
 		Tracker: trk, Pods: index, Runtime: runtime, PodSource: facts, Metrics: m, Log: o.Log.WithName("gate"),
 		Decisions: to, Shadow: o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
@@ -128,7 +127,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	})
 	admitting.publishTo(judge, views, keep)
 	server := criproxy.New(criproxy.Config{
-		Runtime: conns.runtime(), Image: conns.image(), Handlers: judge.Handlers(), Metrics: m, Log: o.Log.WithName("proxy"),
+		Runtime: conns.runtime(), Image: conns.image(), Handlers: judge.Handlers(), Called: judge.Called, Metrics: m,
+		Log: o.Log.WithName("proxy"),
 	})
 	observe(m, trk, o.Log)
 
@@ -137,7 +137,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	warnOfRuntimeCredentials(o.Log, o.Config, "/")
+	warnOfSettings(o.Log, o.Config)
 	// The last step, because no later step can fail: after a failed start the grants remain for the next start.
 	takeOver(o, trk)
 	c := o.Config

@@ -69,12 +69,10 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 // A failed start, whatever is invalid in the configuration, leaves the grants for the next start.
 func TestGrantsSurviveAFailedStart(t *testing.T) {
 	p, k, alice := stoppedAfterAPull(t)
-	testkit.Must(t, os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600))
 	l, err := net.Listen("unix", p.path("taken.sock"))
 	testkit.Must(t, err)
 	defer func() { _ = l.Close() }()
 	for name, wrong := range map[string]string{
-		"podSource":   "podSource: {kubeconfig: " + p.path("malformed") + "}",
 		"decisionLog": "decisionLog: {path: " + p.path("absent/decisions.log") + "}",
 		"taken.sock":  "admin: {listen: \"unix://" + p.path("taken.sock") + "\"}",
 	} {

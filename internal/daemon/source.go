@@ -15,22 +15,18 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// openSource returns the configured pod source, nil if there is none. The API server and the kubeconfig may come later.
-func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podsource.Source, error) {
+// openSource returns the configured pod source, nil if there is none. The API server and a valid kubeconfig may
+// come later, and the source says what is wrong when it runs: without pullgated the kubelet reaches no runtime.
+func openSource(o Options, key credential.Key, m *metrics.Metrics) *podsource.Source {
 	if o.Config.PodSource.Kubeconfig == "" {
-		return nil, nil //nolint:nilnil // the configuration has no pod source
+		return nil
 	}
-	source, err := podsource.New(podsource.Options{
+	source, _ := podsource.New(podsource.Options{
 		Kubeconfig: o.Config.PodSource.Kubeconfig, NodeName: o.Config.PodSource.NodeName, Key: key,
 		Failed: m.PodSourceError, Sent: m.PodEvent,
 	})
-	if err != nil {
-		return nil, program.WithHint(fmt.Errorf("open pod source: %w", err),
-			"podSource.kubeconfig is normally the kubelet's own, as in /etc/kubernetes/kubelet.conf; "+
-				"give podSource.nodeName if it is another one")
-	}
 	m.SetPodSource(source.Synced)
-	return source, nil
+	return source
 }
 
 // eventsOf returns the function that sends Events, nil without a source.

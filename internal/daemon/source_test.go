@@ -94,6 +94,37 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer) // the client may have gone
 }
 
+// The kubelet writes its kubeconfig, and needs pullgated for its start.
+func TestStartsBesideAMalformedKubeconfig(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	testkit.Must(t, os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600))
+	p.configure("podSource: {kubeconfig: " + p.path("malformed") + "}")
+	p.start()
+	if text, err := p.get("/readyz"); err != nil || !strings.Contains(text, "pod source: not synced") {
+		t.Errorf("readyz = %q, %v; want that the pod source is not synced", text, err)
+	}
+}
+
+// Where it may have no effect, pullgated says so at the start.
+func TestGraceWithoutAnEffect(t *testing.T) {
+	const grace, said = "credentialValidity: 1h\nregistryUnavailableGrace: 1h", "registryUnavailableGrace has no effect"
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	for settings, want := range map[string]bool{
+		"":                                       false,
+		grace:                                    true,
+		grace + "\nregistryOutageFallback: true": false,
+		grace + "\nkubeletSkipsAlwaysPrecheck: \"true\"": false,
+		grace + "\npodSource: {kubeconfig: /absent}":     false,
+	} {
+		p.configure(settings)
+		p.start()
+		if got := strings.Contains(p.out.String(), said); got != want {
+			t.Errorf("%q: said: %v; want %v", settings, got, want)
+		}
+		p.stop()
+	}
+}
+
 // until waits until a metric has a value.
 func (p *process) until(metric string, want float64) {
 	p.t.Helper()

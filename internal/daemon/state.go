@@ -159,6 +159,15 @@ func takeOver(o Options, t *tracker.Tracker) {
 	o.Log.Info("Grants of the last run taken over", "grants", n)
 }
 
+func warnOfSettings(log klog.Logger, c config.Config) {
+	warnOfRuntimeCredentials(log, c, "/")
+	// Which kubelet calls is known later.
+	if c.RegistryUnavailableGrace.Value() > 0 && c.WaitsForRegistry() {
+		log.Info("registryUnavailableGrace has no effect for kubelets before 1.33: set podSource.kubeconfig, or "+
+			"registryOutageFallback", "registryUnavailableGrace", c.RegistryUnavailableGrace)
+	}
+}
+
 // warnOfRuntimeCredentials warns if CRI-O has credentials for namespaces, and the configuration says that it has none.
 func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
 	if c.RuntimeCredentials == config.RuntimeCredentialsPerNamespace {

@@ -25,3 +25,12 @@ func (g *Gate) CallForTest(ctx context.Context, u *criproxy.Upstream, method str
 	}
 	return proto.Unmarshal(response, resp)
 }
+
+// Kubelets is kubelets.
+type Kubelets struct{ kubelets }
+
+func (k *Kubelets) Called(gone <-chan struct{}) { k.called(gone) }
+
+func (k *Kubelets) CalledForImages() { k.calledForImages() }
+
+func (k *Kubelets) Watched() (since uint64, ok, changed bool) { return k.watched() }

@@ -47,6 +47,7 @@ type Gate struct {
 	held      heldRequests
 	changes   imageChanges
 	later     sync.WaitGroup // read-backs after the answer
+	kubelets  kubelets
 }
 
 // Metrics counts the decisions of a [Gate]. Its methods may be called concurrently.

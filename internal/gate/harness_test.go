@@ -165,7 +165,8 @@ func (p *proxy) start() {
 	c.Tracker, c.Pods, c.Runtime, c.Metrics = p.tracker, podindex.New(), rt, p.counts
 	p.gate = gate.New(c)
 	p.server = criproxy.New(criproxy.Config{
-		Runtime: p.up, Image: p.up, Handlers: p.gate.Handlers(), Metrics: p.counts, Log: klog.Logger{},
+		Runtime: p.up, Image: p.up, Handlers: p.gate.Handlers(), Called: p.gate.Called, Metrics: p.counts,
+		Log: klog.Logger{},
 	})
 	socket := filepath.Join(p.dir, "cri.sock")
 	_ = os.Remove(socket)

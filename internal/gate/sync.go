@@ -50,6 +50,7 @@ type attempt struct {
 func (g *Gate) Disconnected() {
 	g.synced.done.Store(false)
 	g.kind.Store(&runtimeKind{})
+	g.kubelets.gap() // until it has listed all its images again, pulls of which nothing is known may show up
 	g.synced.mu.Lock()
 	defer g.synced.mu.Unlock()
 	g.synced.pause = 0

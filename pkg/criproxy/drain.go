@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 )
 
 // A callGroup counts the calls in flight. The zero value is ready for use; it may be used concurrently.
@@ -91,7 +92,10 @@ func (l *drainListener) accept() (net.Conn, error) {
 		return nil, err
 	}
 	l.pending.Add(1)
-	return &pendingConn{Conn: conn, handshakeDone: sync.OnceFunc(l.pending.Done)}, nil
+	gone := make(chan struct{})
+	return &pendingConn{
+		Conn: conn, handshakeDone: sync.OnceFunc(l.pending.Done), gone: gone, closing: sync.OnceFunc(func() { close(gone) }),
+	}, nil
 }
 
 // Pause stops accepting, and waits until the handshakes of accepted connections are done, or ctx ends. It is called
@@ -130,6 +134,8 @@ func (l *drainListener) Close() error {
 type pendingConn struct {
 	net.Conn
 	handshakeDone func()
+	gone          <-chan struct{} // closed by closing
+	closing       func()
 }
 
 // Write writes to the connection.
@@ -141,7 +147,27 @@ func (c *pendingConn) Write(p []byte) (int, error) {
 // Close closes the connection.
 func (c *pendingConn) Close() error {
 	defer c.handshakeDone()
+	defer c.closing()
 	return c.Conn.Close()
+}
+
+// RemoteAddr returns the address of the client with the end of its connection, for Gone.
+func (c *pendingConn) RemoteAddr() net.Addr { return clientAddr{c.Conn.RemoteAddr(), c.gone} }
+
+type clientAddr struct {
+	net.Addr
+	gone <-chan struct{}
+}
+
+// Gone returns the channel, the same for all calls of a connection, that is closed when the connection on which a call
+// came has ended; nil if ctx is not that of such a call.
+func Gone(ctx context.Context) <-chan struct{} {
+	if p, ok := peer.FromContext(ctx); ok {
+		if client, ok := p.Addr.(clientAddr); ok {
+			return client.gone
+		}
+	}
+	return nil
 }
 
 // NetConn returns the connection that was accepted.

@@ -59,8 +59,11 @@ type Config struct {
 	Runtime, Image *Upstream
 	// Handlers answer calls by their full method. Every other call is forwarded unchanged.
 	Handlers map[string]Handler
-	Metrics  Metrics
-	Log      klog.Logger
+	// Called is called at the begin of each unary call, with its context and full method; nil is allowed. It may be called
+	// concurrently and must not block.
+	Called  func(ctx context.Context, method string)
+	Metrics Metrics
+	Log     klog.Logger
 }
 
 // A Server is the CRI as the kubelet sees it.
@@ -69,6 +72,7 @@ type Server struct {
 	services map[string]*Upstream // by the prefix of the full method
 	unary    map[string]bool      // the known unary methods
 	handlers map[string]Handler
+	called   func(context.Context, string)
 	metrics  Metrics
 	log      klog.Logger
 
@@ -96,8 +100,8 @@ func Methods() (all []string) {
 // of the CRI: it would never be called.
 func New(c Config) *Server {
 	s := &Server{
-		services: map[string]*Upstream{}, unary: map[string]bool{}, handlers: maps.Clone(c.Handlers), metrics: c.Metrics,
-		log: c.Log,
+		services: map[string]*Upstream{}, unary: map[string]bool{}, handlers: maps.Clone(c.Handlers), called: c.Called,
+		metrics: c.Metrics, log: c.Log,
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.addService(&runtimeapi.RuntimeService_ServiceDesc, c.Runtime)
@@ -168,6 +172,9 @@ func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
 		return s.stream(stream, method, u)
 	}
 	defer s.underWay.Begin()()
+	if s.called != nil {
+		s.called(stream.Context(), method)
+	}
 	if h := s.handlers[method]; h != nil {
 		return handled(stream, method, u, h)
 	}

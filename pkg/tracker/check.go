@@ -252,6 +252,7 @@ type facts struct {
 	grant      grant // held by the pod
 	granted    bool
 	noted      bool // an Allow by policy was noted for the pod
+	bypassed   bool // no scan marks the image
 	progress
 }
 
@@ -260,6 +261,7 @@ func (t *Tracker) factsLocked(q *question, p records.Pair) (f facts) {
 	f.grant, f.granted = t.grants[q.Pod.UID][p]
 	f.granted = f.granted && q.rules.counts(f.grant, q.Pod, f.Record)
 	f.noted = t.noted[q.Pod.UID][p]
+	_, f.bypassed = t.gap.images[q.Image.ID]
 	return f
 }
 
@@ -289,7 +291,8 @@ type judgement struct {
 // them.
 func evaluate(q *question, p records.Pair, f *facts, now time.Time) (j judgement) {
 	j.Pair = p
-	j.scan = !f.scanned && f.unreadable == nil && !q.Substituted && !q.byID(p) && mayBeMarked(&f.Facts, p, q.Image)
+	j.scan = !f.scanned && !f.bypassed && f.unreadable == nil && !q.Substituted && !q.byID(p) &&
+		mayBeMarked(&f.Facts, p, q.Image)
 	j.record = f.Record
 	if !f.clamped && q.rules.ahead(&f.Facts, now) {
 		r := f.Record.Clamped(now)

@@ -19,6 +19,7 @@ type Explanation struct {
 	Unreadable error              // why Known cannot be read
 	Grant      *Grant             // of the pod for the pair, nil if it has none
 	Statuses   []CredentialStatus // of the request's Secrets, in their order
+	Bypassed   bool               // a pull without the tracker may have brought the image: no scan marks it (yet)
 	Distrust   *records.Distrust  // why no image counts as preloaded; nil if the store is trusted
 }
 
@@ -52,7 +53,7 @@ func (t *Tracker) explainPair(ctx context.Context, q *question, p records.Pair) 
 	q.readRights(p)
 	t.mu.RLock()
 	f := t.factsLocked(q, p)
-	e := Explanation{}
+	e := Explanation{Bypassed: f.bypassed}
 	e.Known, e.Unreadable = t.store.Describe(p)
 	t.mu.RUnlock()
 	f.Facts, f.unreadable = e.Known.Facts, e.Unreadable
@@ -60,6 +61,10 @@ func (t *Tracker) explainPair(ctx context.Context, q *question, p records.Pair) 
 	if j.scan {
 		if f.scanned = true; t.wouldMark(ctx, p) {
 			f.Mark = &records.Mark{Pair: p}
+		} else {
+			last := t.lastGap()
+			since, ok := t.watched()
+			e.Bypassed = last.lasts(since, ok, time.Now())
 		}
 		j = evaluate(q, p, &f, time.Now())
 	}

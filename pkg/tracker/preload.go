@@ -2,6 +2,7 @@ package tracker
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -30,11 +31,23 @@ func (t *Tracker) scan(ctx context.Context) {
 		return
 	}
 	t.logPairs("Marked preloaded", due, "origin", s.Origin)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id := range s.gap.images {
+		if _, noted := t.gap.images[id]; !noted {
+			t.log.Info("Image arrived while the kubelet may have pulled without pullgated: it needs proof", "imageID", id)
+		}
+	}
+	t.gap = s.gap
 }
 
 type plannedScan struct {
 	records.Scan
 	unchanged func() bool // the images are still those of the list
+	gap       gap         // afterwards
+	inGap     bool
+	since     uint64 // with watched the result of Options.Watched
+	watched   bool
 }
 
 func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
@@ -53,17 +66,41 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 	if !idle {
 		return s, false
 	}
-	images, err := t.runtime.Images(ctx)
-	if err != nil {
-		t.log.Info("Failed to list images: no image is marked preloaded", "err", err)
+	s.since, s.watched = t.watched()
+	last, now := t.lastGap(), time.Now()
+	s.inGap = once && last.lasts(s.since, s.watched, now)
+	if s.inGap && now.Sub(last.scanned) < gapScanEvery {
 		return s, false
 	}
-	return plannedScan{
-		Scan: records.Scan{
-			Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Brought: broughtBy(images),
-		},
-		unchanged: unchanged,
-	}, true
+	list := t.runtime.Images
+	switch {
+	case !once: // an empty list, too: later lists may have what a pull has brought
+		list = t.sameImages
+	case s.inGap:
+		list = t.agreedImages
+	}
+	images, err := list(ctx)
+	if err != nil {
+		if !errors.Is(err, errNoAgreement) { // a node without images, or a busy one; the next scan is enough
+			t.log.Info("Failed to list images: no image is marked preloaded", "err", err)
+		}
+		return s, false
+	}
+	s.Scan = records.Scan{Origin: origin, Now: now, First: !once, Brought: broughtBy(images)}
+	if once {
+		s.gap, images = last.scan(s, images, t.mayBecomeDue)
+	} else {
+		s.gap = gap{images: last.images, since: s.since, scanned: last.scanned}
+		if t.options.Watched != nil { // a pull from before may still bring its image
+			s.gap.until = now.Add(gapLasts)
+		}
+	}
+	s.Pairs = pairsOf(images)
+	s.unchanged = func() bool {
+		since, ok := t.watched()
+		return unchanged() && since == s.since && ok == s.watched && t.lastGap().scanned.Equal(last.scanned)
+	}
+	return s, true
 }
 
 // broughtBy returns a function that reports whether the pull of an intent may have brought an image of a list.

@@ -32,7 +32,8 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	repository := repositoryOf(name)
 	if present.ID != "" && present.Carries(name.Name()) {
 		pair := records.Pair{ImageID: present.ID, Repository: repository}
-		if facts, err := t.store.Lookup(pair); err == nil && mayBeMarked(&facts, pair, present) {
+		_, bypassed := t.lastGap().images[present.ID]
+		if facts, err := t.store.Lookup(pair); err == nil && !bypassed && mayBeMarked(&facts, pair, present) {
 			t.scan(ctx)
 		}
 	}

@@ -67,6 +67,10 @@ type Options struct {
 	// VerifyUntracked prevents untracked images from being marked preloaded, except those that are present at the very
 	// first start of the store.
 	VerifyUntracked bool
+	// Watched reports whether all pulls of the node go through the tracker now. Its number changes whenever they may have
+	// bypassed it since. Except at the very first start of the store, an image that a pull may have brought meanwhile is
+	// never marked preloaded. nil: they always do.
+	Watched func() (since uint64, ok bool)
 	// NodeOffers reports, from memory, whether the node itself offers the credential to every pod for a repository. A pull
 	// with such a credential opens the image. nil is allowed.
 	NodeOffers func(repository string, id credential.ID) bool
@@ -105,6 +109,7 @@ type Tracker struct {
 	holding int                               // holds on scans that are in effect, see holdScans
 	holds   uint64                            // holds on scans so far
 	latest  time.Time                         // see noteTime
+	gap     gap
 
 	usesMu sync.Mutex                   // guards uses. mu precedes it
 	uses   map[records.Pair]records.Use // not yet flushed

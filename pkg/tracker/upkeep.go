@@ -213,6 +213,15 @@ func (t *Tracker) Run(ctx context.Context) {
 
 // agreedImages returns the image list that the runtime has returned twice: a starting runtime shows few images or none.
 func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
+	images, err := t.sameImages(ctx)
+	if err == nil && len(images) == 0 {
+		return nil, errNoAgreement
+	}
+	return images, err
+}
+
+// sameImages is agreedImages for a node that may have no image.
+func (t *Tracker) sameImages(ctx context.Context) ([]Image, error) {
 	first, err := t.runtime.Images(ctx)
 	if err != nil {
 		return nil, err
@@ -221,7 +230,7 @@ func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(first) == 0 || !slices.Equal(contents(first), contents(second)) {
+	if !slices.Equal(contents(first), contents(second)) {
 		return nil, errNoAgreement
 	}
 	return second, nil

@@ -59,6 +59,8 @@ func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
 			switch {
 			case want == "" && (!errors.Is(err, podsource.ErrNodeName) || !strings.Contains(err.Error(), "common name")):
 				t.Errorf("%s of %q: New = %v; want ErrNodeName, and where it was looked for", form, user, err)
+			case s == nil:
+				t.Errorf("%s of %q: New returns no source; pullgated has to start", form, user)
 			case want != "" && (err != nil || s.NodeName() != want):
 				t.Errorf("%s of %q: New = %v; want node %q, nil", form, user, err, want)
 			}
@@ -123,7 +125,7 @@ func TestRunReportsWhyTheNodeNameIsUnknown(t *testing.T) {
 	}
 }
 
-func TestAMalformedKubeconfigIsRefused(t *testing.T) {
+func TestAMalformedKubeconfigIsReported(t *testing.T) {
 	dir := t.TempDir()
 	junk := filepath.Join(dir, "junk.pem")
 	replace(t, junk, []byte("junk"))
@@ -135,8 +137,9 @@ func TestAMalformedKubeconfigIsRefused(t *testing.T) {
 	} {
 		path := filepath.Join(dir, "kubeconfig")
 		replace(t, path, []byte(content))
-		if _, err := podsource.New(podsource.Options{Kubeconfig: path}); !errors.Is(err, podsource.ErrKubeconfig) {
-			t.Errorf("%s: New = %v; want ErrKubeconfig", name, err)
+		s, err := podsource.New(podsource.Options{Kubeconfig: path})
+		if !errors.Is(err, podsource.ErrKubeconfig) || s == nil {
+			t.Errorf("%s: New = %v, %v; want ErrKubeconfig, and a source that waits for a valid one", name, s, err)
 		}
 	}
 }

@@ -62,8 +62,8 @@ type Source struct {
 }
 
 // New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and
-// ErrNodeName if its client certificate is not a kubelet's and NodeName is not set. Run waits for a kubeconfig, or a
-// file that it names, that is absent.
+// ErrNodeName if its client certificate is not a kubelet's and NodeName is not set. The source is returned in any case:
+// Run waits until the kubeconfig is written again, and for one, or a file that it names, that is absent.
 func New(o Options) (*Source, error) {
 	if o.Failed == nil {
 		o.Failed = func(Reason) {}
@@ -78,10 +78,11 @@ func New(o Options) (*Source, error) {
 	if o.NodeName != "" {
 		s.node.Store(&o.NodeName)
 	}
-	if _, err := s.load(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	_, err := s.load()
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
 	}
-	return s, nil
+	return s, err
 }
 
 // load reads the kubeconfig, and sets the node's name from the client certificate if it is not known.

@@ -399,6 +399,8 @@ func (c explanation) whyUnmarked() string {
 		return "the same image is preloaded as " + enumerated(c.Known.MarkedAs) + tenant
 	case c.VerifyUntracked:
 		return "untrackedImages is Verify"
+	case c.Bypassed:
+		return "the image arrived while the kubelet may have pulled without pullgated"
 	}
 	return "an image is being removed, a container is being created, or another name of the image is being pulled; the " +
 		"next request is judged again"

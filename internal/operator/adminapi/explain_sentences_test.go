@@ -232,6 +232,8 @@ func cases() []struct {
 			func(e *tracker.Explanation) { e.Known.RecordedAs = []string{"registry.example/team-c/app"} })),
 		one("untracked, untrackedImages is Verify", web, judged(policy.Untracked, false),
 			func(c *explanation) { c.VerifyUntracked = true }),
+		one("untracked, pulled past pullgated", web, judged(policy.Untracked, false,
+			func(e *tracker.Explanation) { e.Bypassed = true })),
 		one("untracked, removal in progress", web, judged(policy.Untracked, false)),
 		one("not proved, by an expired proof of another pod", web,
 			judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{

@@ -22,6 +22,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
+// kubeletStarts is how long no kubelet may be seen without a finding: it or pullgated may have just started.
+const kubeletStarts = 5 * time.Minute
+
 func (n Node) configuration(context.Context) []Finding {
 	if n.ConfigErr != nil {
 		return failed(n.ConfigErr, "correct what it names, then run pullgated --check-config",
@@ -81,6 +84,16 @@ func (n Node) daemon(context.Context) []Finding {
 	} else if !p.GetSynced() {
 		add(warn("check the API server, and the messages about the pod source in journalctl -u pullgated",
 			"the pod source is not synced with the API server: new pods are judged by CRI data only"))
+	}
+	if b := s.GetBypassedImages(); b > 0 {
+		add(warn("list them with pullgatectl preloaded accept --all-untracked --dry-run; open those that every pod may use "+
+			"with pullgatectl preloaded accept IMAGE", "%s may have been pulled without pullgated: pods need proof",
+			counted(b, "image")))
+	}
+	if a := s.GetKubeletAbsent(); a != nil && n.Now().Sub(a.AsTime()) > kubeletStarts {
+		add(warn("pullgatectl node enable; if the kubelet uses pullgated for its runtime and its images, restart the kubelet",
+			"no kubelet is seen to use pullgated since %s: images that come now may need proof",
+			a.AsTime().Format(time.RFC3339)))
 	}
 	if d := s.GetDecisionLog().GetDropped(); d > 0 {
 		add(warn("check free space and permissions at "+s.GetDecisionLog().GetPath(), "%s missing in the decision log",

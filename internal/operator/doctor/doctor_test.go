@@ -368,6 +368,13 @@ func TestDaemon(t *testing.T) {
 		{"runtime unavailable", func(n *testNode) { n.Status.Runtime.Up = false }},
 		{"no pod source", func(n *testNode) { n.Status.PodSource = nil }},
 		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }},
+		{"no kubelet for a minute", func(n *testNode) {
+			n.Status.KubeletAbsent = timestamppb.New(now().Add(-time.Minute))
+		}},
+		{"no kubelet for an hour", func(n *testNode) {
+			n.Status.KubeletAbsent = timestamppb.New(now().Add(-time.Hour))
+		}},
+		{"images that bypassed pullgated", func(n *testNode) { n.Status.BypassedImages = 2 }},
 		{"decisions dropped", func(n *testNode) {
 			n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d", Dropped: 12}
 		}},

@@ -40,6 +40,7 @@ type Settings struct {
 	Runtime, Image        Setting
 	ConfigFile, ConfigDir string  // the values of --config and --config-dir; "" if it has none
 	Root                  Setting // the value of --root-dir, below which it keeps the volumes of pods
+	Kubeconfig            string  // the path of its kubeconfig; "" if it is not known
 	FlagsSetEndpoint      bool    // whether an endpoint is among its flags, which take precedence over files
 	Healthz               string  // the URL that answers 200 if the kubelet is healthy; "" if it is disabled
 
@@ -63,6 +64,7 @@ type kubeletFile struct {
 
 func (h Host) settings(args []word, s Settings) (Settings, error) {
 	take(&s.Root, last(args, "root-dir"))
+	s.Kubeconfig = cmp.Or(last(args, "kubeconfig").text, s.Kubeconfig)
 	s.ConfigFile, s.ConfigDir = last(args, "config").text, last(args, "config-dir").text
 	var files []string
 	if s.ConfigDir != "" {
@@ -282,9 +284,14 @@ func (r rancher) one(name string, short ...string) (found word) {
 	return found
 }
 
+func (r rancher) dataDir() string {
+	return cmp.Or(r.one("data-dir", "d").text, "/var/lib/rancher/"+r.product)
+}
+
 func (r rancher) before() Settings {
 	s := kubeletDefaults()
 	s.Runtime = Setting{rancherContainerd, r.product + " itself"}
+	s.Kubeconfig = path.Join(r.dataDir(), "agent/kubelet.kubeconfig")
 	for _, w := range r.cli {
 		if w.text == "--docker" {
 			s.Runtime = Setting{rancherDocker, w.from}
@@ -306,9 +313,8 @@ func (r rancher) before() Settings {
 }
 
 func (r rancher) kubeletArgs(h Host) (args []word) {
-	dir := cmp.Or(r.one("data-dir", "d").text, "/var/lib/rancher/"+r.product)
 	// From 1.32 on; older ones do not make the folder.
-	if dir = path.Join(dir, "agent/etc/kubelet.conf.d"); h.exists(dir) {
+	if dir := path.Join(r.dataDir(), "agent/etc/kubelet.conf.d"); h.exists(dir) {
 		args = append(args, word{"--config-dir=" + dir, r.product + " itself"})
 	}
 	for _, v := range append(r.values["kubelet-arg"], values(r.cli, "kubelet-arg")...) {

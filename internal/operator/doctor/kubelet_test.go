@@ -171,6 +171,11 @@ func TestVersions(t *testing.T) {
 			n.versions[kubeletPID] = "Kubernetes v1.28.0"
 			n.Status.Runtime.Version = "1.6.0"
 		}},
+		{"kubelet that needs a pod source in an outage", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.32.9" }},
+		{"the same with the fallback", func(n *testNode) {
+			n.versions[kubeletPID], n.Config.RegistryOutageFallback = "Kubernetes v1.32.9", true
+		}},
+		{"kubelet that needs none", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.33.0" }},
 		{"containerd that restores under any name", func(n *testNode) { n.Status.Runtime.Version = "v2.2.4" }},
 		{"its first release that does not", func(n *testNode) { n.Status.Runtime.Version = "v2.2.5" }},
 		{"old containerd", func(n *testNode) { n.Status.Runtime.Version = "v1.5.18" }},

@@ -127,9 +127,10 @@ func (n Node) clock(context.Context) (all []Finding) {
 	return all
 }
 
-// The oldest supported versions.
+// The oldest supported versions, and that of a kubelet that needs no pod source in an outage.
 const (
 	oldestKubelet    = 28 // 1.28
+	firstExact       = 33 // 1.33 shows which pulls are with Always
 	oldestContainerd = 6  // 1.6
 	oldestCRIO       = 34 // 1.34, the oldest tested version
 )
@@ -151,6 +152,10 @@ func (n Node) versions(ctx context.Context) (all []Finding) {
 		case v.LessThan(version.MajorMinor(1, oldestKubelet)):
 			all = append(all, fail("upgrade the kubelet", "%s is version %s, older than 1.%d, the oldest that is supported", p,
 				v, oldestKubelet)...)
+		case v.LessThan(version.MajorMinor(1, firstExact)) && n.Config.WaitsForRegistry():
+			all = append(all, warn("pullgatectl node enable sets podSource; or set registryOutageFallback: true, which also "+
+				"lets Always pods start from the node", "%s is version %s, older than 1.%d: without the pod source each new pod "+
+				"asks the registry, and in an outage waits for it", p, v, firstExact)...)
 		default:
 			all = append(all, ok("%s is version %s", p, v)...)
 		}

@@ -94,13 +94,22 @@ func (n Node) startDecisionLog(context.Context) []Finding {
 	return problem("decisionLog.path", program.WithHint(err, decisionlog.PathHint))
 }
 
+// PodSource returns why pullgated could not use a pod source.
+func PodSource(c config.PodSource) error {
+	_, err := podsource.New(podsource.Options{Kubeconfig: c.Kubeconfig, NodeName: c.NodeName})
+	return err
+}
+
 func (n Node) startPodSource(context.Context) []Finding {
 	c := n.Config.PodSource
 	if c.Kubeconfig == "" {
 		return nil
 	}
-	_, err := podsource.New(podsource.Options{Kubeconfig: c.Kubeconfig, NodeName: c.NodeName})
+	err := PodSource(c)
 	all := problem("podSource.kubeconfig", err)
+	if errors.Is(err, podsource.ErrKubeconfig) {
+		all = caution("podSource.kubeconfig", fmt.Errorf("%w; pullgated waits for a valid file", err))
+	}
 	if _, err := os.Stat(c.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
 		all = append(all, caution("podSource.kubeconfig",
 			fmt.Errorf("%s: not found; pullgated starts without the pod source and waits for the file", c.Kubeconfig))...)

@@ -63,6 +63,9 @@ func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
 			return 0, err
 		}
 	}
+	if s.Daemon.Path != "" {
+		_ = removeTemporary(s.Host, s.Daemon.Path) // of a folder that may be read-only; pullgated does not read it
+	}
 	for i, step := range p.Steps {
 		if err := ctx.Err(); err != nil {
 			return i, err
@@ -98,6 +101,9 @@ func (s Enabler) step(ctx context.Context, step Step, w *watcher) error {
 			w.before, w.restarts = units[0].Invocation, units[0].Restarts
 		}
 		_, err := s.command(ctx, step.Command...)
+		if err == nil && slices.Contains(step.Command, daemonUnit) {
+			err = s.awaitDaemon(ctx)
+		}
 		return err
 	case Watch:
 		return w.watch(ctx)
@@ -105,20 +111,25 @@ func (s Enabler) step(ctx context.Context, step Step, w *watcher) error {
 	return fmt.Errorf("unknown step %q", step.Action)
 }
 
-func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "restart" }
+// isRestart reports whether the step restarts the kubelet.
+func (s Step) isRestart() bool { return slices.Contains(s.Command, "--no-block") }
 
 func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
 	// After an interrupt the operator wants the previous state of the node, not an intermediate one.
 	ctx = context.WithoutCancel(ctx)
 	s.progress("revert all changes: %s", safetext.OneLine(why))
 	unit := p.inspection.node.Unit.Name
-	back, err := s.Disable(ctx)
-	if err == nil {
-		if !slices.ContainsFunc(p.Steps[:began], Step.isRestart) { // nor is a restart needed to go back
-			back.Steps = slices.DeleteFunc(back.Steps, func(s Step) bool { return s.isRestart() || s.Action == Watch })
+	var err error
+	if j := p.inspection.journal; began > p.own || j != nil && j.Phase == Applying {
+		var back Plan
+		if back, err = s.Disable(ctx); err == nil {
+			if !slices.ContainsFunc(p.Steps[:began], Step.isRestart) { // nor is a restart needed to go back
+				back.Steps = slices.DeleteFunc(back.Steps, func(s Step) bool { return s.isRestart() || s.Action == Watch })
+			}
+			_, err = s.do(ctx, back)
 		}
-		_, err = s.do(ctx, back)
 	}
+	err = errors.Join(err, s.unsetPodSource(ctx, p, began))
 	if err != nil {
 		s.showLog(ctx, unit)
 		return &program.HintError{

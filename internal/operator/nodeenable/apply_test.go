@@ -1,6 +1,7 @@
 package nodeenable_test
 
 import (
+	gocmp "cmp"
 	"context"
 	"errors"
 	"flag"
@@ -787,6 +788,16 @@ func TestRunningDaemon(t *testing.T) {
 			t.Errorf("%s: RunningDaemon = %+v, %v; want %+v, which %s", tc.name, got, err, running, tc.want)
 		}
 	}
+	for reads, want := range map[string]string{"/etc/c.yaml": "", "/etc/d.yaml": `reads "/etc/d.yaml"`, "": `reads ""`} {
+		s := &adminv1.GetStatusResponse{ConfigurationPath: reads, BypassedImages: 3}
+		d, err := nodeenable.RunningDaemon(config.Config{}, "/etc/../etc/c.yaml", s)
+		if err != nil || (d.Unedited == "") != (want == "") || !strings.Contains(d.Unedited, want) || d.Bypassed != 3 {
+			t.Errorf("a daemon that reads %q: %+v, %v; want %q", reads, d, err, want)
+		}
+	}
+	if d := nodeenable.DaemonOf(config.Default()); d.Unedited == "" {
+		t.Error("the file of a daemon without an admin API can be changed")
+	}
 	broken := &adminv1.GetStatusResponse{Configuration: ": {"}
 	if _, err := nodeenable.RunningDaemon(config.Default(), "", broken); err == nil {
 		t.Error("RunningDaemon accepts an invalid configuration")
@@ -823,6 +834,10 @@ type node struct {
 	beforeGet                 func() // nil is allowed
 	sayHook                   func(line string)
 	metrics, kubeletRoot      string
+	path, started             string // of pullgated's configuration file, and its content when pullgated was started
+	text                      string // of the answer of pullgated's readyz
+	unedited                  string // of the Daemon
+	hides, daemonState        string // a property of pullgated's unit, and its state if it is not active
 }
 
 // load makes a node of an archive of doctor.
@@ -889,8 +904,12 @@ func (n *node) sw() nodeenable.Enabler {
 		Admission: n.admission(),
 	}
 	c.Metrics.Listen = n.metrics
+	if n.path != "" {
+		c = testkit.Value(config.Parse([]byte(n.started)))(n.t)
+	}
 	return nodeenable.Enabler{
-		Host: n.host(), Unit: n.name, Wait: time.Minute, Daemon: nodeenable.Daemon{Config: c, Enforces: "enforces"},
+		Host: n.host(), Unit: n.name, Wait: time.Minute,
+		Daemon: nodeenable.Daemon{Config: c, Path: n.path, Unedited: n.unedited, Enforces: "enforces"},
 		Progress: func(line string) {
 			n.progress = append(n.progress, line)
 			if n.sayHook != nil {
@@ -909,7 +928,7 @@ func (n *node) get(_ context.Context, url string) (int, []byte, error) {
 	}
 	switch {
 	case strings.HasSuffix(url, ":9471/readyz"):
-		return n.ready, []byte("the runtime is not reached\n"), nil
+		return n.ready, []byte(gocmp.Or(n.text, "the runtime is not reached\n")), nil
 	case strings.HasSuffix(url, ":9471/metrics"):
 		if found, err := n.host().Discover(n.t.Context(), n.name); err == nil && n.forwards && found.Dials().Through(listen) {
 			n.calls++
@@ -939,6 +958,8 @@ func (n *node) command(_ context.Context, name string, args ...string) ([]byte, 
 		return []byte(strings.Join(out, "\n")), nil
 	case strings.HasPrefix(line, "systemctl show --property=LoadState,UnitFileState"):
 		return []byte("LoadState=loaded\nUnitFileState=" + n.unitFileState + "\n\nLoadState=not-found\nUnitFileState=\n"), nil
+	case strings.HasPrefix(line, "systemctl show --property=") && strings.HasSuffix(line, " pullgated.service"):
+		return []byte("LoadState=loaded\nActiveState=" + gocmp.Or(n.daemonState, "active") + "\n" + n.hides + "\n"), nil
 	case strings.HasPrefix(line, "journalctl --unit="+n.name):
 		return []byte("last words\nof the kubelet\n"), nil
 	}
@@ -948,6 +969,8 @@ func (n *node) command(_ context.Context, name string, args ...string) ([]byte, 
 		n.reload()
 	case "systemctl restart --no-block " + n.name:
 		n.restart()
+	case restarting:
+		n.startDaemon()
 	default:
 		return nil, fmt.Errorf("unexpected command %s", line)
 	}
@@ -961,6 +984,22 @@ func (n *node) show(unit string) string {
 	return fmt.Sprintf("Id=%s\nLoadState=loaded\nActiveState=%s\nSubState=%s\nMainPID=%d\nNRestarts=%d\n"+
 		"InvocationID=%d\nFragmentPath=%s\nDropInPaths=%s\n",
 		unit, n.active, n.sub, n.pid, n.restarts, n.invocation, n.fragment, strings.Join(n.dropIns, " "))
+}
+
+// kubeconfigAt moves the kubelet's kubeconfig.
+func (n *node) kubeconfigAt(path string) {
+	n.put(path, validKubeconfig)
+	n.put("/proc/812/cmdline", "/usr/bin/kubelet\x00--kubeconfig="+path+"\x00")
+	n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf",
+		"[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \"--kubeconfig="+path+"\"\n")
+}
+
+// startDaemon starts pullgated, which reads its configuration file.
+func (n *node) startDaemon() {
+	content, err := os.ReadFile(filepath.Join(n.root, n.path))
+	if n.started = string(content); errors.Is(err, fs.ErrNotExist) {
+		n.started = header
+	}
 }
 
 // reload reads the drop-ins of the unit again.

@@ -1,6 +1,6 @@
 // Package nodeenable implements the configuration of a node's kubelet to dial pullgated, and the way back. It can
-// revert all its changes: after Disable, or after an Enable that failed, every file is byte for byte as before, except
-// for changes by others since then, which it does not touch.
+// revert all its changes of the kubelet: after Disable, or after an Enable that failed, every file is byte for byte as
+// before, except for changes by others since then, which it does not touch.
 //
 // # What it writes
 //
@@ -14,6 +14,9 @@
 //	                                      two flags more
 //	a unit that runs a script, which      two lines of that file, in place
 //	runs the kubelet with --config
+//
+// If pullgated has no pod source, it also adds one line to pullgated's configuration. An Enable that fails reverts
+// that, and Disable does not.
 //
 // The first line of such a file names pullgatectl as the author, and has a checksum of the rest. A file that another
 // program or person wrote or changed is neither overwritten nor removed.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -86,14 +87,21 @@ func (s Enabler) command(ctx context.Context, argv ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// A Daemon is the pullgated of a node: its configuration, and a few words on whether it enforces verdicts.
+// A Daemon is the pullgated of a node: its configuration in force, and the path of its file.
 type Daemon struct {
 	config.Config
-	Enforces string
+	Path     string
+	Unedited string // why Enable does not change that file; "" means that it may
+	Enforces string // a few words on whether it enforces verdicts
+	Bypassed int64  // how many images of the node need proof because pulls may have bypassed it
 }
 
 // DaemonOf returns the daemon as described by a configuration.
-func DaemonOf(c config.Config) Daemon { return Daemon{c, "applies its configuration file"} }
+func DaemonOf(c config.Config) Daemon {
+	return Daemon{
+		Config: c, Enforces: "applies its configuration file", Unedited: "it has no admin API that shows what is in force",
+	}
+}
 
 // RunningDaemon returns the daemon as it describes itself. If it runs with another configuration than its file, which
 // was read from path, the error is a [program.HintError]: a restart would change where it listens or what it forwards
@@ -116,7 +124,13 @@ func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusRes
 				"is another file", "pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile)
 		}
 	}
-	return Daemon{inForce, enforces(status, inForce)}, nil
+	d := Daemon{
+		Config: inForce, Path: path, Enforces: enforces(status, inForce), Bypassed: status.GetBypassedImages(),
+	}
+	if reads := status.GetConfigurationPath(); reads != filepath.Clean(path) {
+		d.Unedited = fmt.Sprintf("it reads %q, and --config is %s", reads, path)
+	}
+	return d, nil
 }
 
 func enforces(s *adminv1.GetStatusResponse, c config.Config) string {

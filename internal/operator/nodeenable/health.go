@@ -99,23 +99,29 @@ func (s Enabler) sameSocket(a, b string) bool {
 }
 
 func (s Enabler) answers(ctx context.Context, _ inspection) error {
+	_, err := s.readiness(ctx)
+	return err
+}
+
+// readiness returns what pullgated says about itself; "" if it has no address for that.
+func (s Enabler) readiness(ctx context.Context) (string, error) {
 	if err := s.dial(ctx, doctor.Socket(s.Daemon.Listen)); err != nil {
-		return program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v",
+		return "", program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v",
 			ErrNotReached, s.Daemon.Listen, err)
 	}
 	if s.Daemon.Metrics.Listen == "" {
-		return nil
+		return "", nil
 	}
 	url := "http://" + s.Daemon.Metrics.Listen + "/readyz"
 	code, body, err := s.get(ctx, url)
 	switch {
 	case err != nil:
-		return program.Hintf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v",
+		return "", program.Hintf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v",
 			ErrNotReached, url, err)
 	case code != http.StatusOK:
-		return program.Hintf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
+		return "", program.Hintf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
 	}
-	return nil
+	return string(body), nil
 }
 
 // calls returns a number that grows with the calls to pullgated: of its metrics or, without, of connections.

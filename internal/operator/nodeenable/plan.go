@@ -23,6 +23,7 @@ type Plan struct {
 	Steps []Step   `json:"steps"`
 
 	inspection inspection
+	own        int // the first steps, which set pullgated's pod source
 }
 
 // Action is the action of a step.
@@ -45,8 +46,8 @@ type Step struct {
 	Diff    []string `json:"diff,omitempty"`    // contains the changed lines, each after "+ " or "- "
 	Command []string `json:"command,omitempty"` // the command to run
 
-	content []byte
-	mode    fs.FileMode
+	content, before []byte
+	mode            fs.FileMode
 }
 
 // Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose
@@ -61,8 +62,7 @@ func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	}
 	p := Plan{Enable: true, Steps: []Step{}, inspection: l}
 	if s.enabled(l) && l.journal == nil && len(l.files) == 0 {
-		p.Found = []string{found(l.node), "Already enabled, nothing to do. pullgatectl did not configure it."}
-		return p, nil
+		return s.already(ctx, p, "", " pullgatectl did not configure it."), nil
 	}
 	c, err := s.target(ctx, l)
 	if err != nil {
@@ -73,19 +73,40 @@ func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 		return Plan{}, err
 	}
 	if bytes.Equal(before, c.content) && s.enabled(l) && (l.journal == nil || l.journal.Phase == Enabled) {
-		p.Found = []string{found(l.node), fmt.Sprintf("Already enabled by %s, nothing to do.", c.path)}
-		return p, nil
+		return s.already(ctx, p, " by "+c.path, ""), nil
 	}
 	if err := s.ready(ctx, l); err != nil {
 		return Plan{}, err
 	}
-	p.Found = []string{
-		found(l.base),
-		fmt.Sprintf("pullgated answers on %s, forwards to %s, and %s.", s.Daemon.Listen, s.Daemon.RuntimeEndpoint,
-			s.Daemon.Enforces),
-	}
-	p.Steps = s.enableSteps(l, c, before)
+	p = s.addPodSource(ctx, p, found(l.base), fmt.Sprintf("pullgated answers on %s, forwards to %s, and %s.",
+		s.Daemon.Listen, s.Daemon.RuntimeEndpoint, s.Daemon.Enforces))
+	p.Steps = append(p.Steps, s.enableSteps(l, c, before)...)
 	return p, nil
+}
+
+// addPodSource adds to a plan what was found, the steps that set the pod source, and what needs proof.
+func (s Enabler) addPodSource(ctx context.Context, p Plan, found ...string) Plan {
+	steps, without := s.podSource(ctx, p.inspection)
+	p.Found, p.own, p.Steps = found, len(steps), append(p.Steps, steps...)
+	if without != "" {
+		p.Found = append(p.Found, without)
+	}
+	if n := s.Daemon.Bypassed; n > 0 {
+		p.Found = append(p.Found, fmt.Sprintf("%d image(s) need proof, because a pull may have brought them without "+
+			"pullgated: pullgatectl preloaded accept --all-untracked --dry-run lists them.", n))
+	}
+	return p
+}
+
+// already is the plan for a node that is enabled. It may lack the pod source, if an older version has enabled it.
+func (s Enabler) already(ctx context.Context, p Plan, by, more string) Plan {
+	p = s.addPodSource(ctx, p, found(p.inspection.node), "")
+	todo := ""
+	if len(p.Steps) == 0 {
+		todo = ", nothing to do"
+	}
+	p.Found[1] = "Already enabled" + by + todo + "." + more
+	return p
 }
 
 func (s Enabler) enabled(l inspection) bool {
