@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
@@ -13,7 +14,7 @@ import (
 
 func revokeCommand(c *cli.Console) *cobra.Command {
 	var request adminv1.RevokeRequest
-	var secretName, secretUID string
+	var of secretFlags
 	cmd := &cobra.Command{
 		Use:   "revoke",
 		Short: "Revoke proofs, and end the grants that depend on them",
@@ -35,15 +36,15 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 	flags.StringVar(&request.Repository, "repository", "", "what was proved of this `repository`")
 	flags.StringVar(&request.ImageId, "image-id", "",
 		"what was proved of the image with this `ID`, or with this ID prefix")
-	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
-	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret with this `UID` proved")
-	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
+	of.add(flags, "what", "proved")
+	flags.StringVar(&request.Namespace, "namespace", "",
+		"what the Secrets and service accounts of this `namespace` proved")
 	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.Revoke, cli.Change[*adminv1.RevokeResponse]{
 		Check: func([]string) (err error) {
-			request.Secret, err = secret(secretName, secretUID)
+			request.Secret, err = of.secret()
 			return err
 		},
-		Needs:    "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace",
+		Needs:    "give --credential, --repository, --image-id, --secret, --service-account, --secret-uid or --namespace",
 		Question: "Revoke this?",
 		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: program.Hintf("check the spelling; pullgatectl images list "+
 			"and grants list show what is known", "nothing was revoked: no proof, open image or grant matches")},
@@ -270,15 +271,31 @@ func coordinates(flag, value string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-func secret(name, uid string) (*adminv1.SecretRef, error) {
-	s := &adminv1.SecretRef{Uid: uid}
-	if name != "" {
-		var err error
-		if s.Namespace, s.Name, err = coordinates("secret", name); err != nil {
-			return nil, err
-		}
-	} else if uid == "" {
+// secretFlags are the flags that select a Secret or a service account.
+type secretFlags struct{ name, uid, account string }
+
+func (f *secretFlags) add(flags *pflag.FlagSet, what, proved string) {
+	flags.StringVar(&f.name, "secret", "", what+" this Secret, `namespace/name`, "+proved)
+	flags.StringVar(&f.account, "service-account", "", what+" this service account, `namespace/name`, "+proved)
+	flags.StringVar(&f.uid, "secret-uid", "", what+" the Secret or service account with this `UID` "+proved)
+}
+
+func (f *secretFlags) secret() (*adminv1.SecretRef, error) {
+	s := &adminv1.SecretRef{Uid: f.uid}
+	var err error
+	switch {
+	case f.name != "" && f.account != "":
+		return nil, cli.Misused("give one of them", "--secret and --service-account exclude each other")
+	case f.name != "":
+		s.Namespace, s.Name, err = coordinates("secret", f.name)
+	case f.account != "":
+		s.Namespace, s.Name, err = coordinates("service-account", f.account)
+		s.Name = cli.ServiceAccountPrefix + s.Name
+	case f.uid == "":
 		return nil, nil
+	}
+	if err != nil {
+		return nil, err
 	}
 	return s, nil
 }

@@ -77,7 +77,8 @@ func imagesCommand(c *cli.Console) *cobra.Command {
 }
 
 func imagesListCommand(c *cli.Console) *cobra.Command {
-	var secretName, secretUID, olderThan, unusedFor string
+	var of secretFlags
+	var olderThan, unusedFor string
 	f := &adminv1.ImageFilter{}
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -100,7 +101,7 @@ ACCESS shows which pods may use it:
   pullgatectl images list -o json | jq -r '.images[].records[].pair.repository' | sort -u`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) (err error) {
-			if f.Secret, err = secret(secretName, secretUID); err != nil {
+			if f.Secret, err = of.secret(); err != nil {
 				return err
 			}
 			if f.CreatedBefore, err = before(c, "older-than", olderThan); err != nil {
@@ -113,9 +114,9 @@ ACCESS shows which pods may use it:
 	flags := cmd.Flags()
 	flags.StringVar(&f.Repository, "repository", "", "only records of this `repository`")
 	flags.StringVar(&f.ImageId, "image-id", "", "only the image with this `ID`, or with this ID prefix")
-	flags.StringVar(&secretName, "secret", "", "only what this Secret, `namespace/name`, proved access to")
-	flags.StringVar(&secretUID, "secret-uid", "", "only what the Secret of this `UID` proved access to")
-	flags.StringVar(&f.Namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
+	of.add(flags, "only what", "proved access to")
+	flags.StringVar(&f.Namespace, "namespace", "",
+		"only what a Secret or a service account of this `namespace` proved access to")
 	flags.StringVar(&olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
 	flags.StringVar(&unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
 	return listing(c, cmd, cli.OutputFlags(cmd), &adminv1.ListImagesRequest{Filter: f},

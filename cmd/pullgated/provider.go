@@ -34,14 +34,15 @@ const (
 
 const providerLong = `credential-provider is a credential provider plugin for the kubelet. It runs the
 real one, forwards its answer unchanged, and reports to pullgated the IDs of the
-credentials in it: those that the node offers to every pod. An image that is
-pulled with one of them is open to all pods, so that a rotated token needs no
-registry. No credential leaves this process but to the kubelet.
+credentials in it. An image that is pulled with one of them is open to all
+pods. If the kubelet has sent a service account token, it is proved for the pods
+of that service account. So a rotated token needs no registry. No credential or
+token leaves this process but to the kubelet and to the real plugin.
 
 What the real plugin prints and its exit code are passed on. If the report
-to pullgated fails, one line on stderr has the reason, and the kubelet still gets its answer,
-unless nodeCredentials.namespaces is set: then it gets none, and the exit code is 1.
-An answer that is bound to a service account is not reported.
+to pullgated fails, one line on stderr has the reason, and the kubelet still gets its answer:
+a pod then proves access with its own credential. If nodeCredentials.namespaces is set, the
+kubelet gets none, and the exit code is 1.
 
 To put it in place, on a node whose kubelet runs a plugin already:
 
@@ -131,7 +132,7 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: not reported, so that images pulled with these credentials "+
-			"are not opened to all pods: %v\n", err)
+			"are proved for pods with the same credential alone: %v\n", err)
 	}
 	return answer.release()
 }
@@ -171,6 +172,9 @@ func sendReport(ctx context.Context, f providerFlags, request []byte, answer *bu
 		return err
 	}
 	req := &adminv1.ReportNodeCredentialsRequest{KeyFingerprint: r.KeyFingerprint, Expires: timestamppb.New(r.Expires)}
+	if a := r.Account; a != (nodecreds.Account{}) {
+		req.ServiceAccount = &adminv1.ServiceAccountRef{Uid: a.UID, Namespace: a.Namespace, Name: a.Name}
+	}
 	for _, c := range r.Credentials {
 		req.Credentials = append(req.Credentials, &adminv1.NodeCredential{CredentialId: string(c.ID), Images: c.Images})
 	}

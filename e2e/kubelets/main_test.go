@@ -52,6 +52,10 @@ func (k kind) mountsImages() bool { return k.release == kubelet136 && k.runtime 
 // verifiesItself reports whether the kubelet verifies credentials itself, unless it is configured not to.
 func (k kind) verifiesItself() bool { return k.release == kubelet136 }
 
+// sendsTokens reports whether the kubelet sends tokens of service accounts to credential providers, by default from
+// 1.34 on.
+func (k kind) sendsTokens() bool { return k.release != kubelet130 }
+
 func (k kind) String() string {
 	if k.source {
 		return k.release + "/" + k.runtime + "/source"
@@ -140,6 +144,7 @@ func (m *machine) scenarios(t *testing.T) {
 	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts})
 	m.runIf(t, m.isMain(), testCase{"hook-restarts", hookRestarts})
 	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
+	m.runIf(t, first && m.sendsTokens(), testCase{"service-accounts", serviceAccounts})
 	if m.firstOfKubelet() && !m.isMain() {
 		m.withPodSource(t)
 	}
@@ -196,6 +201,7 @@ func (m *machine) withPodSource(t *testing.T) {
 	m.runIf(t, true, testCase{"policies-source", policies}, testCase{"restrictions-source", restrictionsOfSource},
 		testCase{"restarts-source", restarts}, testCase{"kills-source", kills}, testCase{"static-source", static},
 		testCase{"api-server-outage", apiServerOutage}, testCase{"restarted-kubelet", restartedKubelet})
+	m.runIf(t, m.sendsTokens(), testCase{"service-accounts-source", serviceAccounts})
 }
 
 func (m *machine) runIf(t *testing.T, on bool, all ...testCase) {

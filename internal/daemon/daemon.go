@@ -78,11 +78,14 @@ func Run(ctx context.Context, o Options) (err error) {
 	var node *nodecreds.Credentials
 	var judge *gate.Gate
 	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{ //nolint:contextcheck // it is short
-		Rules:                          rules(o.Config),
-		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
-		NodeOffers:                     func(repository string, id credential.ID) bool { return node.Offers(repository, id) },
-		Watched:                        func() (uint64, bool) { return judge.Watched() },
-		NodeHolds:                      func(ctx context.Context, id credential.ID) bool { return node.Holds(ctx, id) },
+		Rules:           rules(o.Config),
+		VerifyUntracked: o.Config.UntrackedImages == config.UntrackedVerify,
+		NodeOffers:      func(repository string, id credential.ID) bool { return node.Offers(repository, id) },
+		Watched:         func() (uint64, bool) { return judge.Watched() },
+		NodeHolds:       func(ctx context.Context, id credential.ID) bool { return node.Holds(ctx, id) },
+		AccountsOf: func(repository string, id credential.ID) []tracker.Secret {
+			return node.AccountsOf(repository, id)
+		},
 		RuntimeCredentialsPerNamespace: o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
 		Log:                            o.Log.WithName("tracker"),
 		OnSync:                         m.StoreSync,
@@ -114,7 +117,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, log.close()) }()
 	feed := &adminapi.Feed{}
 
-	source := openSource(o, key, m)
+	source := openSource(o, key, m, func() bool { return node.HasAccounts() || trk.HasAccounts() })
 	facts, views, keep := forGate(source)
 	keep(admitting.fields())
 	index, to := podindex.New(), decided{log: log, feed: feed}

@@ -199,10 +199,9 @@ func TestReportedCredentialOpens(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", path, info, err, want)
 		}
 	}
-	// If it is bound to a service account, it is a pod's own.
-	if _, stderr := n.provide(nodeToken2, strings.Replace(asks, `"image"`, `"serviceAccountToken":"t","image"`,
-		1)); stderr != "" {
-		t.Errorf("credential-provider prints %q; want nothing", stderr)
+	// If it is bound to a service account that cannot be read, it is a pod's own.
+	if _, stderr := n.provide(nodeToken2, asksFor("t")); !strings.Contains(stderr, "no valid claims") {
+		t.Errorf("credential-provider prints %q; want why it is not reported", stderr)
 	}
 	n.pulled("alice", app, nodeToken2)
 	n.runs("bob", app, false)
@@ -215,6 +214,55 @@ func TestReportedCredentialOpens(t *testing.T) {
 	n.runs("bob", other, false)
 	n.pulled("carol", app, nodeToken)
 	n.runs("bob", app, true)
+	n.leaksNothing()
+}
+
+// asksFor is a request with a service account token.
+func asksFor(token string) string {
+	return strings.Replace(asks, `"image"`, `"serviceAccountToken":"`+token+`","image"`, 1)
+}
+
+// accountToken returns a service account token of team-a with a name and a UID.
+func accountToken(name, uid string) string {
+	return "e30." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"system:serviceaccount:team-a:`+name+
+		`","kubernetes.io":{"namespace":"team-a","serviceaccount":{"name":"`+name+`","uid":"`+uid+`"}}}`)) + "." + nodeToken2
+}
+
+// Without a pod source: the kubelet pulls for each pod, and a rotated token needs no registry.
+// Shows: 001-18
+func TestCredentialOfAServiceAccountProvesForIt(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	pull := func(namespace, token string, asked int, ok bool, what string) {
+		t.Helper()
+		x, before := n.k.Pod(namespace), n.runtime.Calls("PullImage")
+		n.k.Precheck(x, app)
+		_, err := n.k.Pull(t.Context(), x, app, token)
+		if got := n.runtime.Calls("PullImage") - before; got != asked || (err == nil) != ok {
+			t.Errorf("%s: %v after %d pulls; want success: %v, after %d", what, err, got, ok, asked)
+		}
+	}
+	give := func(token, account, uid string) {
+		t.Helper()
+		if _, stderr := n.provide(token, asksFor(accountToken(account, uid))); stderr != "" {
+			t.Errorf("credential-provider prints %q; want nothing", stderr)
+		}
+	}
+	give(nodeToken, "builder", "u-1")
+	n.wantLog("Credentials of a service account reported", 1)
+	pull("team-a", nodeToken, 1, true, "the first pod")
+	n.runs("team-b", app, false)
+	give("ended", "builder", "u-1")
+	pull("team-a", "ended", 0, true, "a rotated token")
+	pull("team-b", "ended", 1, false, "the token in another namespace")
+	give("ended-too", "builder", "u-2")
+	pull("team-a", "ended-too", 1, false, "the recreated account")
+
+	n.stop()
+	n.start()
+	pull("team-a", "ended", 1, false, "a token that was reported before a restart")
+	give("again", "builder", "u-1")
+	pull("team-a", "again", 0, true, "a token that was reported after it")
 	n.leaksNothing()
 }
 

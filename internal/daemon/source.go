@@ -17,13 +17,15 @@ import (
 
 // openSource returns the configured pod source, nil if there is none. The API server and a valid kubeconfig may
 // come later, and the source says what is wrong when it runs: without pullgated the kubelet reaches no runtime.
-func openSource(o Options, key credential.Key, m *metrics.Metrics) *podsource.Source {
+// accounts returns whether service accounts are needed.
+func openSource(o Options, key credential.Key, m *metrics.Metrics, accounts func() bool) *podsource.Source {
 	if o.Config.PodSource.Kubeconfig == "" {
 		return nil
 	}
 	source, _ := podsource.New(podsource.Options{
 		Kubeconfig: o.Config.PodSource.Kubeconfig, NodeName: o.Config.PodSource.NodeName, Key: key,
 		Failed: m.PodSourceError, Sent: m.PodEvent,
+		Accounts: accounts,
 	})
 	m.SetPodSource(source.Synced)
 	return source

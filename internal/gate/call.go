@@ -98,10 +98,11 @@ func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 		return nil
 	}
 	u.known, _ = g.c.PodSource.Secrets(ctx, u.pod.UID, u.name)
-	if len(u.known) <= credential.MaxOffers {
+	considered := tracker.Considered(u.known)
+	if len(considered) == len(u.known) {
 		return u.known
 	}
-	u.known = u.known[:credential.MaxOffers]
+	u.known = considered
 	g.c.Metrics.CredentialsIgnored()
 	if g.pods.once(u.pod.UID, "credentials", u.name.String()) {
 		g.c.Log.Info("Pod has too many credentials for an image, ignoring the rest: "+
@@ -109,6 +110,26 @@ func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 			append(u.keys(), "considered", credential.MaxOffers)...)
 	}
 	return u.known
+}
+
+// bind puts the service account of the pod in the place of a credential that a credential provider gave out for it: so
+// a rotated token is no other credential. A tenant can present any credential, so it must be the pod's account; without
+// a pod source only its namespace is known, and the credential must be of one account there.
+func (g *Gate) bind(ctx context.Context, p *pullCall) {
+	accounts := g.c.Tracker.Bound(p.sent, p.pod, p.name.Repository())
+	if len(accounts) == 0 {
+		return
+	}
+	if g.c.PodSource != nil {
+		held := g.secrets(ctx, p.use)
+		accounts = slices.DeleteFunc(accounts, func(a tracker.Secret) bool { return !slices.Contains(held, a) })
+	}
+	if len(accounts) != 1 {
+		return
+	}
+	if p.sent = tracker.SentBy(accounts[0]); g.c.PodSource == nil {
+		p.fetched, p.known = true, accounts
+	}
 }
 
 // decide judges a use by a check of the tracker; it neither counts nor notes the decision. A request without

@@ -34,7 +34,7 @@ func (w *modelWorld) apply(o op) {
 	case opRun:
 		w.runPod(w.pod(o.pod), name, o.cred)
 	case opHonest:
-		w.honest(o.pod%4, name)
+		w.honest(o.pod%4, name, o.n%3 == 0)
 	case opRestorePod:
 		w.restorePod(o, name)
 	case opRemove:
@@ -108,6 +108,8 @@ func (w *modelWorld) apply(o op) {
 	case opNode:
 		w.truth.node = modelNodeNamespaces[int(o.n)%len(modelNodeNamespaces)]
 		w.tracker.SetRules(w.rules())
+	case opAccount:
+		w.changeAccount(o)
 	case opKinds:
 	}
 }
@@ -182,7 +184,7 @@ func (w *modelWorld) runPod(p *modelPod, name string, cred credentialKind) {
 
 // honest runs a pod with a tenant that has a good credential for the image, or that has proved it before. The pod must
 // run after at most one pull.
-func (w *modelWorld) honest(at uint8, name string) {
+func (w *modelWorld) honest(at uint8, name string, byAccount bool) {
 	if w.signatures && w.kind.noUserImage {
 		return // a container without a name meets no policy
 	}
@@ -192,6 +194,9 @@ func (w *modelWorld) honest(at uint8, name string) {
 	}
 	good := w.good[p.namespace]
 	password := good[len(good)-1]
+	if byAccount {
+		password = w.accounts[p.namespace].tokens[len(w.accounts[p.namespace].tokens)-1]
+	}
 	var reachable bool
 	w.direct(func() {
 		_, err := w.runtime.fetch(name, password)
@@ -201,7 +206,7 @@ func (w *modelWorld) honest(at uint8, name string) {
 	if w.truth.fenced(w.question(p, before, repositoryOf(name), password)) {
 		return
 	}
-	proved := present && w.truth.live[pair{before, repositoryOf(name)}][password] && w.validity == 0
+	proved := present && w.truth.live[pair{before, repositoryOf(name)}][w.proving(p, password)] && w.validity == 0
 	if w.podSource && w.pullPolicy[at] == "Always" || !w.skips && !w.fallback {
 		proved = false // the registry must be asked
 	}

@@ -26,10 +26,14 @@ func (w *modelWorld) held(p *modelPod) (all []held) {
 
 func (w *modelWorld) question(p *modelPod, c content, repository, password string) question {
 	q := question{
-		uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository}, password: password,
+		uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository},
+		password: w.proving(p, password),
 	}
 	if !q.static {
 		q.secrets = w.held(p)
+	}
+	if g, ok := w.account(p); ok {
+		q.secrets = append(q.secrets, held{ref: g.ref(), password: g.proves()})
 	}
 	return q
 }
@@ -125,6 +129,18 @@ func (w *modelWorld) password(p *modelPod, cred credentialKind) string {
 		return "junk"
 	case nodeCredential:
 		return operatorPassword
+	case accountToken, oldToken:
+		if a := w.accounts[p.namespace]; a != nil && cred == accountToken {
+			return a.tokens[len(a.tokens)-1]
+		} else if a != nil {
+			return a.tokens[0]
+		}
+	case stolenToken:
+		other := w.accounts[map[string]string{"bob": "alice"}[p.namespace]]
+		if other == nil {
+			other = w.accounts["bob"]
+		}
+		return other.tokens[len(other.tokens)-1]
 	case noCredential, credentialKinds:
 	}
 	return ""
@@ -132,11 +148,15 @@ func (w *modelWorld) password(p *modelPod, cred credentialKind) string {
 
 // doPull pulls and compares the answer with the truth.
 func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption) (ok bool) {
-	by := &registryPull{uid: p.uid, password: password, begun: len(w.truth.revocations), departures: w.truth.departures}
+	proving := w.proving(p, password)
+	by := &registryPull{uid: p.uid, password: proving, begun: len(w.truth.revocations), departures: w.truth.departures}
 	for _, s := range w.held(p) {
 		if s.password == password && p.source == "api" {
 			by.secrets = append(by.secrets, s.ref)
 		}
+	}
+	if g, ok := w.bound(p, password); ok {
+		by.secrets = append(by.secrets, g.ref())
 	}
 	x.pull = by
 	lends := w.truth.lends(repositoryOf(name), p.namespace)
@@ -168,6 +188,9 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 		}
 		maps.Copy(may, w.judged(p, name, password))
 		c := contentOf(resp.GetImageRef())
+		if err == nil && proving != password {
+			w.counts["pull for a service account"]++
+		}
 		switch {
 		case err != nil:
 			w.counts["pull failed"]++
@@ -179,7 +202,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 				if w.truth.live[at] == nil {
 					w.truth.live[at] = map[string]bool{}
 				}
-				w.truth.live[at][password] = true
+				w.truth.live[at][proving] = true
 			}
 		default:
 			w.counts["pull answered with the image on the node"]++

@@ -107,7 +107,7 @@ func (w *modelWorld) revoke(o op, repository string) {
 		return w.key.ID(credential.New(credential.Login{Username: "tenant", Password: password}))
 	}
 	secret := w.secrets[ns][0]
-	switch o.n % 7 {
+	switch o.n % 8 {
 	case 0:
 		r.repository, by.Repository = repository, repository
 	case 1:
@@ -122,6 +122,8 @@ func (w *modelWorld) revoke(o op, repository string) {
 		r.secret = secretRef{Namespace: ns}
 	case 6:
 		r.password = "junk"
+	case 7:
+		r.secret = given{ns, w.accounts[ns].uid}.ref()
 	}
 	if r == (revocation{}) { // of no image
 		return

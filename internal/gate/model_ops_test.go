@@ -89,8 +89,9 @@ const (
 	opWait                         // time passes
 	// an image is signed or its signature removed, the policy gets another key, or pullgate-policyd stops
 	opSign
-	opAccess // an operator changes the files of kind ImageAccess
-	opNode   // an operator changes the namespaces of the node's credentials
+	opAccess  // an operator changes the files of kind ImageAccess
+	opNode    // an operator changes the namespaces of the node's credentials
+	opAccount // a service account gets another token, or is deleted and created again
 	opKinds
 )
 
@@ -118,6 +119,9 @@ const (
 	firstPassword                 // the first password of the tenant
 	junk                          // unknown to every registry
 	nodeCredential                // offered by the node
+	accountToken                  // given out for the service account of the pod's namespace
+	oldToken                      // the same, an earlier one
+	stolenToken                   // given out for another tenant's
 	credentialKinds
 )
 
@@ -144,7 +148,7 @@ var opNames = [...]string{
 	"forget", "change the policy", "end the pod", "restart the kubelet", "restart", "kill", "kill and lose the store",
 	"end the distrust", "restart the runtime", "begin or end an outage", "release a slow call", "cancel a slow call",
 	"end a late call", "wait", "change signatures", "change files of access",
-	"change the namespaces of the node's credentials",
+	"change the namespaces of the node's credentials", "change a service account",
 }
 
 func (o op) String() string {
@@ -170,7 +174,7 @@ var opWeights = [opKinds]int{
 	opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20, opRotate: 14, opRecreate: 4,
 	opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6, opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2,
 	opTrust: 4, opRuntimeRestart: 5, opOutage: 14, opRelease: 40, opCancel: 8, opLate: 14, opWait: 14, opSign: 24,
-	opAccess: 16, opNode: 10,
+	opAccess: 16, opNode: 10, opAccount: 16,
 }
 
 // Names and contents that are used more often make interactions between operations more likely.
@@ -206,7 +210,7 @@ func randomOps(r *rand.Rand, n int) []op {
 		o := op{
 			kind: opKind(weighted(r, opWeights[:])), pod: uint8(weighted(r, slotWeights)), name: uint8(weighted(r, nameWeights)),
 			other: uint8(weighted(r, nameWeights)), content: content(weighted(r, contentWeights)),
-			cred: credentialKind(weighted(r, []int{4, 16, 2, 3, 4, 2})),
+			cred: credentialKind(weighted(r, []int{4, 16, 2, 3, 4, 2, 7, 2, 2})),
 			n:    uint8(r.IntN(256)), gap: time.Millisecond,
 		}
 		if r.IntN(8) == 0 {

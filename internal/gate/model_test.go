@@ -19,10 +19,10 @@ import (
 )
 
 // The model test lets two tenants, a kubelet, an operator, a runtime and the registries do random operations. It checks
-// one rule: a pod uses an image only if policy exempts it, or if a credential or a Secret of the pod proved it at the
-// registry. A pod uses an image if it starts a container with the content of the image, or gets the answer that the
-// image is on the node. A tenant with a good credential must also get its container after at most one pull. In some
-// worlds images must be signed; see modelNotary.
+// one rule: a pod uses an image only if policy exempts it, or if a credential, a Secret or the service account of the
+// pod proved it at the registry. A pod uses an image if it starts a container with the content of the image, or gets
+// the answer that the image is on the node. A tenant with a good credential must also get its container after at most
+// one pull. In some worlds images must be signed; see modelNotary.
 //
 //	PULLGATE_MODEL_STEPS  total number of operations (default 20,000, a tenth with -short; `make model` runs a million)
 //	PULLGATE_MODEL_SEED   the seed of the first world, from which those of the others follow. By default the worlds of
@@ -98,7 +98,8 @@ func TestModel(t *testing.T) {
 	}
 	for _, k := range []string{
 		"container started", "container not created", "pre-check shown", "pre-check hidden or absent", "pull", "pull failed",
-		"pull answered with the image on the node", "honest pod", "late call", "revoked", "handover",
+		"pull answered with the image on the node", "honest pod", "late call",
+		"pull for a service account", "revoked", "handover",
 	} {
 		if counts[k] < int(steps/2000) {
 			t.Errorf("%q happened %d times in %d steps; the model does not test it", k, counts[k], steps)

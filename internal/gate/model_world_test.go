@@ -97,6 +97,9 @@ type modelWorld struct {
 	secrets   map[string][2]*modelSecret // by namespace
 	good      map[string][]string        // good passwords of a tenant, the newest last
 	passwords int
+	accounts  map[string]*modelAccount // by namespace
+	givenMu   sync.Mutex
+	given     map[string]given // by token, since the start of the process
 	uids      int
 	waiting   []*waitingCall
 	scanned   bool
@@ -115,6 +118,9 @@ func newModelWorld(s setting, path string) *modelWorld {
 	for _, ns := range []string{"alice", "bob"} {
 		w.secrets[ns] = [2]*modelSecret{{uid: "u0-" + ns, password: ns[:1] + "0"}, {uid: "u1-" + ns, password: ns[:1] + "0"}}
 	}
+	w.accounts, w.given = map[string]*modelAccount{"alice": {uid: "alice-0"}, "bob": {uid: "bob-0"}}, map[string]given{}
+	w.give("alice")
+	w.give("bob")
 	w.truth.mode = policy.Mode(s.policy)
 	return w
 }
@@ -181,6 +187,11 @@ func (w *modelWorld) start() {
 	if openErr != nil {
 		return
 	}
+	if !first {
+		w.givenMu.Lock()
+		clear(w.given)
+		w.givenMu.Unlock()
+	}
 	p := &process{store: store, conn: &modelConn{runtime: w.runtime, broken: make(chan struct{})}}
 	up, err := criproxy.Dial("unix:///never-dialled", grpc.WithUnaryInterceptor(p.conn.intercept))
 	w.must(err)
@@ -188,7 +199,7 @@ func (w *modelWorld) start() {
 	rt := gate.NewRuntime(p.up, p.up)
 	offered := w.key.ID(credential.New(credential.Login{Username: "tenant", Password: operatorPassword}))
 	p.tracker = tracker.New(store, w.key, rt, tracker.Options{
-		Rules: w.rules(), VerifyUntracked: w.verify,
+		Rules: w.rules(), VerifyUntracked: w.verify, AccountsOf: w.accountsOf,
 		NodeOffers: func(repository string, id credential.ID) bool {
 			return repository == repositoryOf(systemImage) && id == offered
 		},
@@ -373,7 +384,12 @@ func (s modelSource) PullPolicies(uid string, name imageref.Ref) ([]string, bool
 }
 
 func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all []tracker.Secret, complete bool) {
-	for _, h := range s.w.held(s.byUID(uid)) {
+	p := s.byUID(uid)
+	if g, ok := s.w.account(p); ok {
+		account, _ := tracker.OfAccount(s.w.key, g.namespace, accountName, g.uid)
+		all = append(all, account)
+	}
+	for _, h := range s.w.held(p) {
 		all = append(all, tracker.Secret{
 			Ref: h.ref, Credential: s.w.key.ID(credential.New(credential.Login{Username: "tenant", Password: h.password})),
 		})

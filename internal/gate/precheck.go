@@ -259,7 +259,8 @@ type PodFacts interface {
 type PodSource interface {
 	PodFacts
 	// Secrets returns the known credentials of the pod's pull secrets for an image, in a kubelet's order. The first
-	// credential.MaxOffers are considered; one more says that there are more. Secrets may wait a few seconds.
+	// credential.MaxOffers are considered; one more says that there are more. Before them is that of the pod's service
+	// account, if it is known and any account may have proved access. Secrets may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
 	// Candidates returns the UIDs of the pods that may have sent a pre-check; ok is false if there may be others.
 	Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool)

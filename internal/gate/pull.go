@@ -95,6 +95,7 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 	if err := g.fencedPull(p); err != nil {
 		return nil, err
 	}
+	g.bind(ctx, p)
 	g.withhold(ctx, p)
 	p.state, p.quiet = g.changes.quiet()
 	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry

@@ -33,7 +33,10 @@ type fakeSource struct {
 type sourcePod struct {
 	policies []string
 	secrets  map[records.SecretRef]string // to the password
-	account  string
+
+	namespace string
+	account   string
+	uid       string // of the account; "" if it is not known
 }
 
 func (f *fakeSource) ServiceAccount(_ context.Context, uid, _ string) string {
@@ -49,7 +52,10 @@ func (f *fakeSource) PullPolicies(uid string, image imageref.Ref) ([]string, boo
 }
 
 func (f *fakeSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (held []tracker.Secret, complete bool) {
-	secrets := f.pods[uid].secrets
+	secrets, x := f.pods[uid].secrets, f.pods[uid]
+	if account, ok := tracker.OfAccount(f.key, x.namespace, x.account, x.uid); ok {
+		held = append(held, account)
+	}
 	for _, ref := range slices.SortedFunc(maps.Keys(secrets),
 		func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
 		held = append(held, tracker.Secret{

@@ -1,6 +1,7 @@
 package records
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +28,7 @@ type Pair struct {
 }
 
 // A SecretRef identifies the Secret that a credential was read from. One that has only a namespace means the
-// credentials that the runtime itself holds for that namespace.
+// credentials that the runtime itself holds for that namespace. One of [OfAccount] means a service account.
 type SecretRef struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -36,6 +37,27 @@ type SecretRef struct {
 
 // OfNamespace reports whether s means the credentials that the runtime holds for a namespace.
 func (s SecretRef) OfNamespace() bool { return s.Namespace != "" && s.UID == "" && s.Name == "" }
+
+// accountPrefix is in no name of a Secret. A reference with it has no field that earlier versions do not read.
+const accountPrefix = "serviceaccount/"
+
+var (
+	namespaceForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	nameForm      = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
+	uidForm       = regexp.MustCompile(`^[-._A-Za-z0-9]{1,128}$`)
+)
+
+// OfAccount returns the reference to a service account; ok is false if a part does not have the form that the API
+// server requires.
+func OfAccount(namespace, name, uid string) (s SecretRef, ok bool) {
+	if !namespaceForm.MatchString(namespace) || !nameForm.MatchString(name) || !uidForm.MatchString(uid) {
+		return SecretRef{}, false
+	}
+	return SecretRef{UID: uid, Namespace: namespace, Name: accountPrefix + name}, true
+}
+
+// Account returns the name of the service account that s means; ok is false if it means something else.
+func (s SecretRef) Account() (name string, ok bool) { return strings.CutPrefix(s.Name, accountPrefix) }
 
 // A Proof is one credential that pulled the image.
 type Proof struct {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -209,5 +210,46 @@ func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 	}
 	if lookup(t, s, pairs[0]).Record != nil || lookup(t, s, pairs[more]).Record == nil {
 		t.Error("the record of the image that has been gone for the longest time is not the one that is deleted")
+	}
+}
+
+func TestReferenceToAServiceAccount(t *testing.T) {
+	long := strings.Repeat("a", 300)
+	for _, tc := range []struct {
+		namespace, name, uid string
+		ok                   bool
+	}{
+		{"team-a", "builder", "5c0b8a16-3d39-4e62-9f0e-0b9a4f3d2c11", true},
+		{"1", "a.b-c.9", "u", true},
+		{long[:63], long[:253], long[:128], true},
+		{long[:64], "a", "u", false},
+		{"a", long[:254], "u", false},
+		{"a", "a", long[:129], false},
+		{"", "a", "u", false},
+		{"a", "", "u", false},
+		{"a", "a", "", false},
+		{"A", "a", "u", false},
+		{"a", "a/b", "u", false},
+		{"a/b", "a", "u", false},
+		{"a", "-a", "u", false},
+		{"a", "a\n", "u", false},
+		{"a", "a", "u\n", false},
+		{"a", "a", "u v", false},
+	} {
+		ref, ok := records.OfAccount(tc.namespace, tc.name, tc.uid)
+		if name, is := ref.Account(); ok != tc.ok || is != ok || ok && (name != tc.name ||
+			ref != records.SecretRef{UID: tc.uid, Namespace: tc.namespace, Name: "serviceaccount/" + tc.name}) {
+			t.Errorf("OfAccount(%q, %q, %q) = %+v, %v; want %v", tc.namespace, tc.name, tc.uid, ref, ok, tc.ok)
+		}
+	}
+	for _, other := range []records.SecretRef{
+		{},
+		{Namespace: "team-a"},
+		{UID: "u", Namespace: "team-a", Name: "serviceaccount"},
+		{UID: "u", Namespace: "team-a", Name: "regcred"},
+	} {
+		if name, ok := other.Account(); ok {
+			t.Errorf("%+v is service account %q", other, name)
+		}
 	}
 }

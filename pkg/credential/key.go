@@ -107,6 +107,15 @@ func (k Key) NamespaceID(namespace string) ID {
 	return ID(k.sum([]byte("credentials of the runtime for namespace " + namespace)))
 }
 
+// AccountID returns the ID for whatever credential providers give out for a service account, "" if a part is missing.
+// Like that of a namespace, it is never the ID of a [Credential].
+func (k Key) AccountID(namespace, name, uid string) ID {
+	if namespace == "" || name == "" || uid == "" {
+		return ""
+	}
+	return ID(k.sum([]byte("service account " + namespace + "/" + name + " " + uid)))
+}
+
 // Fingerprint returns a text that is equal only for equal keys; it may be stored and shown.
 func (k Key) Fingerprint() string { return k.sum([]byte("fingerprint of the node's key")) }
 

@@ -3,6 +3,7 @@ package credential_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -164,7 +165,7 @@ func FuzzLoadKey(f *testing.F) {
 	})
 }
 
-// The ID of a namespace differs from that of every credential, whatever credential a tenant makes.
+// The IDs of a namespace and of a service account differ from that of every credential, whatever a tenant makes.
 func TestNamespaceIDIsThatOfNoCredential(t *testing.T) {
 	key := credential.NewKey()
 	testkit.Equal(t, "ID of no namespace", key.NamespaceID(""), "")
@@ -176,15 +177,31 @@ func TestNamespaceIDIsThatOfNoCredential(t *testing.T) {
 		}
 		ids[id] = what
 	}
+	of := func(text string) {
+		see("user name "+text, key.ID(credential.New(credential.Login{Username: text})))
+		see("token "+text, key.ID(credential.New(credential.Login{RegistryToken: text})))
+		see("password "+text, key.ID(credential.New(credential.Login{Password: text})))
+		see("auth "+text, key.ID(credential.New(credential.Login{Auth: text})))
+	}
 	for _, namespace := range []string{"a", "team-a", "team-b"} {
 		see("namespace "+namespace, key.NamespaceID(namespace))
 		if credential.NewKey().NamespaceID(namespace) == key.NamespaceID(namespace) {
 			t.Errorf("the ID of namespace %s is the same under two keys", namespace)
 		}
-		text := "credentials of the runtime for namespace " + namespace
-		see("user name "+text, key.ID(credential.New(credential.Login{Username: text})))
-		see("token "+text, key.ID(credential.New(credential.Login{RegistryToken: text})))
-		see("password "+text, key.ID(credential.New(credential.Login{Password: text})))
-		see("auth "+text, key.ID(credential.New(credential.Login{Auth: text})))
+		of("credentials of the runtime for namespace " + namespace)
+	}
+	for _, a := range [][3]string{
+		{"a", "b", "u1"}, {"a", "b", "u2"}, {"a", "c", "u1"}, {"b", "b", "u1"}, {"a", "b.u1", "u1"},
+	} {
+		see(fmt.Sprint(a), key.AccountID(a[0], a[1], a[2]))
+		of("service account " + a[0] + "/" + a[1] + " " + a[2])
+		if credential.NewKey().AccountID(a[0], a[1], a[2]) == key.AccountID(a[0], a[1], a[2]) {
+			t.Errorf("the ID of %v is the same under two keys", a)
+		}
+		for i := range a {
+			part := a
+			part[i] = ""
+			testkit.Equal(t, fmt.Sprint("ID of ", part), key.AccountID(part[0], part[1], part[2]), "")
+		}
 	}
 }

@@ -27,7 +27,7 @@ type Request struct {
 	// for the pod's namespace counts.
 	Sent Sent
 	// Secrets are the known credentials of the pod's pull secrets for the name. They count like Sent. If a Secret proved
-	// access with other content, its present content counts as proof too. Only the first credential.MaxOffers count.
+	// access with other content, its present content counts as proof too. Those of [Considered] count.
 	Secrets []Secret
 	Except  string // a repository that is not considered
 	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. A tenant
@@ -43,7 +43,8 @@ type Request struct {
 	Unasked bool
 }
 
-// A Secret is one credential of a pull secret of the pod. The pull secret may have more credentials.
+// A Secret is one credential of a pull secret of the pod, or that of its service account, see [OfAccount]. The pull
+// secret may have more credentials.
 type Secret struct {
 	Credential credential.ID
 	Ref        records.SecretRef
@@ -90,7 +91,7 @@ func (t *Tracker) question(r Request) question {
 	if a := t.access.Load(); a != nil {
 		q.access = *a
 	}
-	q.Secrets = r.Secrets[:min(len(r.Secrets), credential.MaxOffers)]
+	q.Secrets = Considered(r.Secrets)
 	q.Sent = t.sent(r.Sent, r.Pod)
 	return q
 }

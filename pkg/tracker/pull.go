@@ -141,6 +141,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 			from = append(from, s.Ref)
 		}
 	}
+	t.noteAccounts(from)
 	g := grant{Reason: v.Reason, Credential: id, Secrets: from}
 	t.turn.Lock() // no revocation happens between the record and the grant
 	defer t.turn.Unlock()

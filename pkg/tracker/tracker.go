@@ -77,6 +77,9 @@ type Options struct {
 	// NodeHolds reports whether the node has the credential, or had it lately: a pull with it may be one with a credential
 	// that the kubelet has added. nil is allowed.
 	NodeHolds func(ctx context.Context, id credential.ID) bool
+	// AccountsOf returns, from memory, the service accounts to which credential providers have bound the credential for a
+	// repository. A pull with such a credential proves access for one of them, see [Tracker.Bound]. nil is allowed.
+	AccountsOf func(repository string, id credential.ID) []Secret
 	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace
 	// if the call has none. Such a pull then proves access for the pods of that namespace, and does not open the image.
 	RuntimeCredentialsPerNamespace bool
@@ -98,6 +101,7 @@ type Tracker struct {
 	access      atomic.Pointer[Access]       // nil if there is none
 	withdrawn   func(repository string) bool // see SetAccess; guarded by turn, nil if all that has ended is on disk
 	revocations atomic.Uint64                // see Revocations
+	accounts    atomic.Bool                  // see HasAccounts
 
 	turn sync.Mutex // see the package comment
 
@@ -149,6 +153,9 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	left = slices.DeleteFunc(left, func(in records.Intent) bool { return !in.Ended.IsZero() })
 	if err := errors.Join(err, store.EndAll(left, time.Now()), t.endCreations()); err != nil {
 		t.log.Error(err, "Failed to read some pull intents of an earlier run: their images need proof")
+	}
+	if err := t.findAccounts(); err != nil {
+		t.log.Error(err, "Failed to read the proofs of service accounts: the pods of one need a pull until one is reported")
 	}
 	return t
 }

@@ -2,6 +2,7 @@ package nodecreds
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -21,13 +23,19 @@ const (
 
 const group = "credentialprovider.kubelet.k8s.io/"
 
+// maxToken bounds a service account token, in bytes. Those of an API server have about a kilobyte.
+const maxToken = 64 << 10
+
 var (
 	errRequest = errors.New("this version of pullgated does not support the kubelet's request")
+	errToken   = errors.New("the service account token in the kubelet's request has no valid claims")
 	errAnswer  = errors.New("the provider's answer is not valid for a kubelet")
 )
 
-// A Report contains the IDs of the credentials that a credential provider gave to the node. An empty one is not sent.
+// A Report contains the IDs of the credentials that a credential provider gave to the node, or for one service account.
+// An empty one is not sent.
 type Report struct {
+	Account        Account   // the zero value: every pod
 	KeyFingerprint string    // the fingerprint of the key for the IDs
 	Expires        time.Time // when the kubelet no longer uses the answer
 	Credentials    []ReportedCredential
@@ -39,12 +47,15 @@ type ReportedCredential struct {
 	Images []string
 }
 
+// An Account is a service account.
+type Account struct{ Namespace, Name, UID string }
+
 // ReportOf returns the report of an exchange between a kubelet and a credential provider, with IDs under the key in a
-// file; it is empty if the answer is bound to a service account. Any unknown part of the exchange is an error: it may
-// restrict the answer to less than the node. An error is one line without any credential.
+// file. It is empty if the answer is bound to something that is neither the node nor a service account. Any unknown
+// part of the exchange is an error: it may restrict the answer to less. An error is one line without any credential.
 func ReportOf(request, answer []byte, keyFile string, now time.Time) (Report, error) {
-	version, nodeWide, err := nodeWide(request)
-	if err != nil || !nodeWide {
+	version, account, bound, err := boundTo(request)
+	if err != nil || bound && account == (Account{}) {
 		return Report{}, err
 	}
 	expires, accounts, err := parse(answer, version, now)
@@ -65,7 +76,7 @@ func ReportOf(request, answer []byte, keyFile string, now time.Time) (Report, er
 			images[id] = append(images[id], pattern)
 		}
 	}
-	r := Report{KeyFingerprint: key.Fingerprint(), Expires: expires.UTC()}
+	r := Report{Account: account, KeyFingerprint: key.Fingerprint(), Expires: expires.UTC()}
 	for _, id := range slices.Sorted(maps.Keys(images)) {
 		r.Credentials = append(r.Credentials, ReportedCredential{id, images[id]})
 	}
@@ -83,9 +94,9 @@ func (h header) is(kind string) bool {
 	return ok && h.Kind == kind && slices.Contains([]string{"v1", "v1beta1", "v1alpha1"}, version)
 }
 
-// nodeWide returns the version of a request, and whether its answer is for every pod and not bound to a service
-// account. An unknown field, which may bind it to something else, is an error.
-func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
+// boundTo returns the version of a request, and whether its answer is bound to a service account, which is the zero
+// value if the request does not name it. An unknown field, which may bind the answer to something else, is an error.
+func boundTo(request []byte) (apiVersion string, account Account, bound bool, err error) {
 	var r struct {
 		header
 		Image                     string            `json:"image"`
@@ -95,15 +106,54 @@ func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
 	d := json.NewDecoder(bytes.NewReader(request))
 	d.DisallowUnknownFields()
 	if d.Decode(&r) != nil || !r.is("CredentialProviderRequest") {
-		return "", false, errRequest
+		return "", account, false, errRequest
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return "", false, errRequest
+		return "", account, false, errRequest
 	}
-	return r.APIVersion, r.ServiceAccountToken == "" && len(r.ServiceAccountAnnotations) == 0, nil
+	if r.ServiceAccountToken == "" {
+		return r.APIVersion, account, len(r.ServiceAccountAnnotations) > 0, nil
+	}
+	account, err = accountOf(r.ServiceAccountToken)
+	return r.APIVersion, account, true, err
 }
 
-type account struct {
+// accountOf returns the service account of a token. The signature is not verified: the kubelet got the token from the
+// API server for this request. The names are compared with the subject, so that a token of another issuer, which may
+// have such claims too, is not taken for one.
+func accountOf(token string) (a Account, err error) {
+	parts := strings.Split(token, ".")
+	if len(token) > maxToken || len(parts) != 3 {
+		return a, errToken
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return a, errToken // that of the decoder quotes the token
+	}
+	var claims struct {
+		Subject    string `json:"sub"`
+		Kubernetes struct {
+			Namespace      string `json:"namespace"`
+			ServiceAccount struct {
+				Name string `json:"name"`
+				UID  string `json:"uid"`
+			} `json:"serviceaccount"`
+		} `json:"kubernetes.io"`
+	}
+	if json.Unmarshal(payload, &claims) != nil {
+		return a, errToken
+	}
+	a = Account{
+		claims.Kubernetes.Namespace, claims.Kubernetes.ServiceAccount.Name, claims.Kubernetes.ServiceAccount.UID,
+	}
+	if _, ok := records.OfAccount(a.Namespace, a.Name, a.UID); !ok ||
+		claims.Subject != "system:serviceaccount:"+a.Namespace+":"+a.Name {
+		return Account{}, errToken
+	}
+	return a, nil
+}
+
+type login struct {
 	Username string `json:"username"`
 	Password string `json:"password"`
 }
@@ -111,11 +161,11 @@ type account struct {
 // parse returns when the kubelet no longer uses an answer, and its accounts by image pattern. No error quotes it.
 func parse(
 	answer []byte, apiVersion string, now time.Time,
-) (expires time.Time, accounts map[string]account, err error) {
+) (expires time.Time, accounts map[string]login, err error) {
 	var a struct {
 		header
-		CacheDuration *string            `json:"cacheDuration"`
-		Auth          map[string]account `json:"auth"`
+		CacheDuration *string          `json:"cacheDuration"`
+		Auth          map[string]login `json:"auth"`
 	}
 	// An error of encoding/json quotes the content, so it is not returned.
 	if json.Unmarshal(answer, &a) != nil || !a.is("CredentialProviderResponse") || a.APIVersion != apiVersion {

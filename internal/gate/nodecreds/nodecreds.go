@@ -1,8 +1,9 @@
 // Package nodecreds implements the set of credentials that the node itself offers to every pod, from docker
 // configuration files and from reported answers of credential provider plugins. A pull with one of them proves nothing
-// about the pod, and opens the image to all pods of the node. Each file is read as a whole every few seconds, which
-// detects every kind of change on every file system. Credentials are stored as IDs, in memory and in a file, so that
-// those that a kubelet has in its cache are known after a restart.
+// about the pod, and opens the image to all pods of the node. Answers that are bound to a service account are kept
+// apart: they say for whom a credential was given out. Each file is read as a whole every few seconds, which detects
+// every kind of change on every file system. Credentials are stored as IDs, in memory and in a file, so that those that
+// a kubelet has in its cache are known after a restart.
 package nodecreds
 
 import (
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -56,6 +58,11 @@ type Credentials struct {
 	reserved bool  // the credentials are for some namespaces only
 	lost     error // why the file cannot be read: what the node held is not known
 	unsaved  bool  // the file on disk is not as it should be
+	// bound are the reports about service accounts, by credential; boundSize is their number.
+	bound     map[credential.ID][]bound
+	boundSize int
+
+	accounts atomic.Bool // see HasAccounts
 }
 
 // hold is a credential that a kubelet may have in its cache until a time.
@@ -86,6 +93,7 @@ type reported struct {
 func New(ctx context.Context, path string, files []string, key credential.Key) *Credentials {
 	c := &Credentials{
 		key: key, log: klog.FromContext(ctx), path: path, reports: map[string]reported{}, held: map[credential.ID]hold{},
+		bound: map[credential.ID][]bound{},
 	}
 	for _, path := range files {
 		c.files = append(c.files, file{path: path})
@@ -111,17 +119,14 @@ func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	if id == "" {
 		return false
 	}
-	holds := func(ring credential.SealedKeyring) bool {
-		return slices.ContainsFunc(ring.Lookup(repository), func(o credential.SealedOffer) bool { return o.ID == id })
-	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if holds(c.ring) {
+	if holds(c.ring, repository, id) {
 		return true
 	}
 	now := time.Now()
 	for _, r := range c.reports {
-		if r.id == id && now.Before(r.expiry) && holds(r.ring) {
+		if r.id == id && now.Before(r.expiry) && holds(r.ring, repository, id) {
 			return true
 		}
 	}
@@ -160,6 +165,16 @@ func (c *Credentials) Reserve(reserved bool) {
 	_ = c.Save() // Run does it again
 }
 
+func holds(ring credential.SealedKeyring, repository string, id credential.ID) bool {
+	return slices.ContainsFunc(ring.Lookup(repository), func(o credential.SealedOffer) bool { return o.ID == id })
+}
+
+// first returns the first of the patterns in their order, each once.
+func first(patterns []string, most int) []string {
+	patterns = slices.Compact(slices.Sorted(slices.Values(patterns)))
+	return patterns[:min(len(patterns), most)]
+}
+
 // Add notes that a credential provider returned a credential for images that match the patterns, until expiry. It must
 // not be bound to a service account. The same report only changes the expiry; Add reports whether it is new. Save
 // writes it to disk. After an error the credential is not known.
@@ -168,9 +183,7 @@ func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time)
 	if id == "" || !now.Before(expiry) {
 		return false, nil
 	}
-	patterns = slices.Sorted(slices.Values(patterns))
-	patterns = slices.Compact(patterns)
-	patterns = patterns[:min(len(patterns), maxPatterns)]
+	patterns = first(patterns, maxPatterns)
 	sealed := credential.NewSealed(patterns, id)
 	sum := sha256.Sum256([]byte(string(id) + "\x00" + strings.Join(patterns, "\x00")))
 	c.mu.Lock()

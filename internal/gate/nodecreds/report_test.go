@@ -135,9 +135,9 @@ func TestReportOmitsCredentialsThatAreNotTheNodes(t *testing.T) {
 		request string
 		refused bool
 	}{
-		"service account token":              {with(`"serviceAccountToken":"` + canary + `"`), false},
+		"token that is not one":              {with(`"serviceAccountToken":"` + canary + `"`), true},
 		"annotations alone":                  {with(`"serviceAccountAnnotations":{"a":"b"}`), false},
-		"another spelling":                   {with(`"ServiceAccountToken":"` + canary + `"`), false},
+		"another spelling":                   {with(`"ServiceAccountToken":"` + canary + `"`), true},
 		"a field of a later version":         {with(`"podCertificate":"` + canary + `"`), true},
 		"a later version":                    {strings.Replace(request, "k8s.io/v1", "k8s.io/v2", 1), true},
 		"another kind":                       {strings.Replace(request, "Request", "Response", 1), true},

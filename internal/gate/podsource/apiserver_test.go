@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,6 +37,7 @@ type apiserver struct {
 	version  int
 	pods     map[string]*corev1.Pod
 	secrets  map[string]*corev1.Secret
+	accounts map[string]string // UIDs of service accounts, by namespace and name
 	watchers map[chan event]struct{}
 	user     string // the answer to a review
 	// refuse is called before each request; a status other than 0 is the answer.
@@ -52,7 +54,8 @@ type event struct {
 
 func newAPIServer() *apiserver {
 	return &apiserver{
-		version: 1, pods: map[string]*corev1.Pod{}, secrets: map[string]*corev1.Secret{}, watchers: map[chan event]struct{}{},
+		accounts: map[string]string{}, version: 1, pods: map[string]*corev1.Pod{},
+		secrets: map[string]*corev1.Secret{}, watchers: map[chan event]struct{}{},
 		refuse: func(*http.Request) int { return 0 },
 	}
 }
@@ -77,6 +80,8 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.secret(w, path[3]+"/"+path[5])
 	case r.Method == http.MethodPost && len(path) == 5 && path[4] == "events":
 		a.event(w, r, path[3])
+	case len(path) == 6 && path[2] == "namespaces" && path[4] == "serviceaccounts":
+		a.serviceAccount(w, path[3], path[5])
 	case r.Method == http.MethodPost && r.URL.Path == "/apis/authentication.k8s.io/v1/selfsubjectreviews" && a.user != "":
 		answer(w, 201, map[string]any{
 			"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
@@ -137,6 +142,27 @@ func (a *apiserver) secret(w http.ResponseWriter, name string) {
 		return
 	}
 	answer(w, 200, s)
+}
+
+func (a *apiserver) serviceAccount(w http.ResponseWriter, namespace, name string) {
+	a.mu.Lock()
+	uid := a.accounts[namespace+"/"+name]
+	a.mu.Unlock()
+	if uid == "" {
+		answer(w, 404, status(404))
+		return
+	}
+	answer(w, 200, corev1.ServiceAccount{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(uid)},
+	})
+}
+
+// account creates a service account, or deletes it if there is no UID.
+func (a *apiserver) account(name, uid string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.accounts[name] = uid
 }
 
 func (a *apiserver) watch(w http.ResponseWriter, r *http.Request) {
@@ -349,6 +375,8 @@ type world struct {
 	became  map[string]int // Events
 	stop    func()
 	log     klog.Logger
+
+	accounts atomic.Bool // service accounts are needed
 }
 
 // inWorld runs a test in a bubble. The source starts when the test calls start.
@@ -364,6 +392,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 		w.net, end = w.api.serve()
 		o := podsource.Options{
 			Kubeconfig: kubeconfig(t, "http://10.0.0.1:6443", nil), NodeName: "node-1", Key: w.key,
+			Accounts: w.accounts.Load,
 			Failed: func(r podsource.Reason) {
 				w.mu.Lock()
 				defer w.mu.Unlock()

@@ -102,6 +102,12 @@ func (c *client) createEvent(ctx context.Context, e *corev1.Event) error {
 	return c.core.Post().Namespace(e.Namespace).Resource("events").Body(e).MaxRetries(0).Do(ctx).Error()
 }
 
+func (c *client) serviceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
+	a := &corev1.ServiceAccount{}
+	err := c.core.Get().Namespace(namespace).Resource("serviceaccounts").Name(name).Do(ctx).Into(a)
+	return a, err
+}
+
 // nodeOfCertificate returns the node of a kubelet's client certificate; ok is false if there is none.
 func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
 	data := config.CertData

@@ -71,9 +71,18 @@ func (p *Pod) Uses(image imageref.Ref) (uses []Use) {
 	return uses
 }
 
+// reads returns what is read from the API server for the pod: its Secrets, and its service account if it has one.
+func (p *Pod) reads() []key {
+	if p.account == "" {
+		return p.secrets
+	}
+	return append(slices.Clip(p.secrets), key{p.Namespace, p.account, true})
+}
+
 // Credentials returns the credentials of the pod's pull secrets for an image, each once, in the order in which a
-// kubelet would send them, and at most one more than credential.MaxOffers. It waits at most two seconds for a Secret
-// that has to be read. ErrNotKnown means that the list is incomplete.
+// kubelet would send them, and at most one more than credential.MaxOffers. Before them is that of its service account,
+// if service accounts are needed and it is known. It waits at most two seconds for what has to be read. ErrNotKnown
+// means that the list of those of pull secrets is incomplete.
 func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
 	if p == nil || !image.Parsed() {
 		return nil, ErrNotKnown
@@ -81,12 +90,22 @@ func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Se
 	whole := !p.cut
 	ring := make(credential.SealedKeyring, 0, len(p.secrets))
 	from := make([]records.SecretRef, 0, len(p.secrets))
-	for _, s := range p.from.get(ctx, p.secrets) {
+	var found []tracker.Secret
+	keys := p.secrets
+	if p.from.accounts() {
+		keys = p.reads()
+	}
+	for i, s := range p.from.get(ctx, keys) {
+		if keys[i].account {
+			if account, ok := tracker.OfAccount(p.from.seal, p.Namespace, p.account, s.ref.UID); ok {
+				found = append(found, account)
+			}
+			continue
+		}
 		whole = whole && s.whole
 		ring = append(ring, s.sealed)
 		from = append(from, s.ref)
 	}
-	var found []tracker.Secret
 	offers, all := ring.First(image.Repository(), credential.MaxOffers+1)
 	if !all {
 		p.from.count(Excessive)
@@ -123,7 +142,7 @@ func podOf(api *corev1.Pod) *Pod {
 		case len(p.secrets) == maxSecrets:
 			p.cut = true
 		default:
-			p.secrets = append(p.secrets, key{api.Namespace, s.Name})
+			p.secrets = append(p.secrets, key{namespace: api.Namespace, name: s.Name})
 		}
 	}
 	return p

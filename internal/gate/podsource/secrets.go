@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -35,16 +36,20 @@ const (
 	maxSize = 8 << 20
 )
 
-type key struct{ namespace, name string }
+// A key names a pod, a Secret, or a service account, of which only the UID is read.
+type key struct {
+	namespace, name string
+	account         bool
+}
 
-// answer is the known content of one Secret. The zero value means none.
+// answer is the known content of one Secret, or the reference to a service account. The zero value means none.
 type answer struct {
 	ref    records.SecretRef
 	sealed credential.Sealed
 	whole  bool // nothing is missing
 }
 
-// secret is the stored state of one Secret that some pod names.
+// secret is the stored state of one Secret, or service account, that some pod names.
 type secret struct {
 	key
 	answer
@@ -83,13 +88,18 @@ func (e *secret) missed(times int) {
 	}
 }
 
-type getter func(ctx context.Context, namespace, name string) (*corev1.Secret, error)
+type getter interface {
+	secret(ctx context.Context, namespace, name string) (*corev1.Secret, error)
+	serviceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error)
+}
 
 // secrets are the pull secrets that the pods of the node name. Its methods may be called concurrently.
 type secrets struct {
-	seal  credential.Key
-	count func(Reason)
-	most  int // maxSize, or less in a test
+	seal     credential.Key
+	count    func(Reason)
+	accounts func() bool // whether service accounts are needed
+	most     int         // maxSize, or less in a test
+	denied   atomic.Bool // that service accounts may not be read was logged
 
 	work chan struct{} // has a token if a reader has to check queue
 
@@ -101,9 +111,9 @@ type secrets struct {
 	size   int // bytes of their content
 }
 
-func newSecrets(seal credential.Key, count func(Reason)) *secrets {
+func newSecrets(seal credential.Key, count func(Reason), accounts func() bool) *secrets {
 	return &secrets{
-		seal: seal, count: count, most: maxSize, work: make(chan struct{}, 1),
+		seal: seal, count: count, accounts: accounts, most: maxSize, work: make(chan struct{}, 1),
 		byKey: map[key]*secret{}, byName: map[string]*namespace{},
 	}
 }
@@ -126,7 +136,9 @@ func (s *secrets) need(keys []key) {
 		}
 		e.missed(min(e.misses, 1)) // it may exist now
 		e.read = time.Time{}
-		s.enqueueLocked(e, wanted)
+		if !k.account || s.accounts() {
+			s.enqueueLocked(e, wanted)
+		}
 	}
 }
 
@@ -185,19 +197,23 @@ func (s *secrets) lookup(k key) (answer, <-chan struct{}) {
 	}
 	now := time.Now()
 	e.used = now
+	known := e.answer
+	if e.account && e.read.IsZero() {
+		known = answer{} // since it was read, a pod arrived, which may be of another account with this name
+	}
 	switch {
 	case !e.read.IsZero() && now.Sub(e.read) < e.maxAge():
-		return e.answer, nil
+		return known, nil
 	case e.known && !e.failed.IsZero() && now.Sub(e.failed) < readAge:
-		return e.answer, nil // the API server is unreachable: use the known content
+		return known, nil // the API server is unreachable: use the known content
 	case !e.known && now.Before(e.retryAt):
-		if e.retryAt.Sub(now) > maxWait {
-			return e.answer, nil
+		if e.account || e.retryAt.Sub(now) > maxWait {
+			return known, nil
 		}
-		return e.answer, e.attempt
+		return known, e.attempt
 	}
 	s.enqueueLocked(e, awaited)
-	return e.answer, e.attempt
+	return known, e.attempt
 }
 
 func (s *secrets) enqueueLocked(e *secret, u urgency) {
@@ -256,7 +272,15 @@ type got struct {
 func (s *secrets) fetch(ctx context.Context, get getter, k key) (g got, err error) {
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
-	secret, err := get(ctx, k.namespace, k.name)
+	if k.account {
+		account, err := get.serviceAccount(ctx, k.namespace, k.name)
+		if err != nil {
+			return g, err
+		}
+		g.ref, g.whole = records.OfAccount(k.namespace, k.name, string(account.UID))
+		return g, nil
+	}
+	secret, err := get.secret(ctx, k.namespace, k.name)
 	if err != nil {
 		return g, err
 	}
@@ -282,6 +306,15 @@ func (s *secrets) done(log logr.Logger, e *secret, began time.Time, g got, err e
 	news := s.settle(e, began, g, err)
 	secret := klog.KRef(e.namespace, e.name)
 	switch {
+	case e.account:
+		if err != nil {
+			s.count(reasonOf(err))
+			if reasonOf(err) == Forbidden && s.denied.CompareAndSwap(false, true) {
+				log.Info("Service accounts may not be read, so that credentials given out for one count as the pod's own: "+
+					"allow get of serviceaccounts", "serviceAccount", secret)
+			}
+			log.V(2).Info("Service account not read", "serviceAccount", secret, "reason", reasonOf(err))
+		}
 	case apierrors.IsNotFound(err):
 		s.count(Missing)
 		if news {
@@ -368,7 +401,7 @@ func (s *secrets) evictableLocked(e *secret) *secret {
 	var oldest *secret
 	for _, other := range s.byKey {
 		switch {
-		case other == e || !other.known || other.in.size <= s.most/holders:
+		case other == e || other.account || !other.known || other.in.size <= s.most/holders:
 		case oldest == nil, other.in.size > oldest.in.size, other.in == oldest.in && other.used.Before(oldest.used):
 			oldest = other
 		}

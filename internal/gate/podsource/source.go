@@ -36,6 +36,10 @@ type Options struct {
 	// Sent is called for each Event with what became of it; nil is allowed. It must not block.
 	Sent func(outcome string)
 
+	// Accounts returns whether service accounts of pods are needed. It may be called concurrently and must not block; nil
+	// means no.
+	Accounts func() bool
+
 	dial dialFunc // the network of a test; nil means the network of the machine
 }
 
@@ -52,7 +56,7 @@ type Source struct {
 	mu      sync.RWMutex
 	byKey   map[key]*Pod // by namespace and name
 	byUID   map[string]*Pod
-	named   map[key]int        // how many pods name a Secret
+	named   map[key]int        // how many pods name a Secret or a service account
 	objects int                // bytes of all pods that are kept whole
 	relist  context.CancelFunc // has the pods listed again; nil before the first list
 	arrived chan struct{}      // closed and replaced when a pod is added or changed
@@ -71,8 +75,11 @@ func New(o Options) (*Source, error) {
 	if o.Sent == nil {
 		o.Sent = func(string) {}
 	}
+	if o.Accounts == nil {
+		o.Accounts = func() bool { return false }
+	}
 	s := &Source{
-		options: o, secrets: newSecrets(o.Key, o.Failed), events: newEvents(o.Sent),
+		options: o, secrets: newSecrets(o.Key, o.Failed, o.Accounts), events: newEvents(o.Sent),
 		byKey: map[key]*Pod{}, byUID: map[string]*Pod{}, named: map[key]int{}, arrived: make(chan struct{}),
 	}
 	if o.NodeName != "" {
@@ -128,7 +135,7 @@ func (s *Source) Run(ctx context.Context) error {
 	log.Info("Starting the pod source", "node", s.NodeName())
 	var g sync.WaitGroup
 	for range readers {
-		g.Go(func() { s.secrets.run(ctx, c.secret) })
+		g.Go(func() { s.secrets.run(ctx, c) })
 	}
 	g.Go(func() { s.events.run(ctx, s.NodeName(), s.has, c.createEvent) })
 	g.Go(func() { s.follow(ctx, c.core, log) })
@@ -196,7 +203,7 @@ func (s *Source) Find(uid, namespace, name string) []tracker.Pod {
 	defer s.mu.RUnlock()
 	p := s.byUID[uid]
 	if uid == "" {
-		p = s.byKey[key{namespace, name}]
+		p = s.byKey[key{namespace: namespace, name: name}]
 	}
 	if p == nil {
 		return nil
@@ -245,7 +252,8 @@ func (s *Source) ServiceAccount(ctx context.Context, uid, namespace string) stri
 	return ""
 }
 
-// Secrets returns the known credentials of a pod's pull secrets, and whether the list is complete. It awaits the pod.
+// Secrets returns the known credentials of a pod, as [Pod.Credentials] does, and whether those of its pull secrets are
+// complete. It awaits the pod.
 func (s *Source) Secrets(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
 	p, _ := s.Await(ctx, uid)
 	found, err := p.Credentials(ctx, image)

@@ -30,7 +30,7 @@ func (s store) Add(obj any) error {
 
 // put implements Add. If a listed pod is new, its state before the list is unknown.
 func (s store) put(api *corev1.Pod, listed bool) {
-	at := key{api.Namespace, api.Name}
+	at := key{namespace: api.Namespace, name: api.Name}
 	var p *Pod
 	if _, mirror := api.Annotations[mirrorAnnotation]; !mirror {
 		p = podOf(api)
@@ -38,8 +38,8 @@ func (s store) put(api *corev1.Pod, listed bool) {
 		old := s.byKey[at] // without the lock: only the reflector changes it
 		p.view = viewOf(api, s.kept(), p.ended, maxObjects-s.objects+old.size())
 		// Before the pod can be found, and not for a change of its status: most changes are of the status.
-		if old == nil || old.Pod != p.Pod || !slices.Equal(old.secrets, p.secrets) {
-			s.secrets.need(p.secrets)
+		if old == nil || old.Pod != p.Pod || !slices.Equal(old.reads(), p.reads()) {
+			s.secrets.need(p.reads())
 		}
 		switch known := old != nil && old.Pod == p.Pod; {
 		case known && old.annotations == p.annotations && slices.Equal(old.uses, p.uses):
@@ -53,18 +53,18 @@ func (s store) put(api *corev1.Pod, listed bool) {
 
 // set replaces the pod with a name; with nil it only removes it.
 func (s store) set(at key, p *Pod) {
-	var unnamed []key // the Secrets that no pod names any more
+	var unnamed []key // what no pod names any more
 	s.mu.Lock()
 	s.objects += p.size() - s.byKey[at].size()
 	if p != nil {
-		for _, name := range p.secrets {
+		for _, name := range p.reads() {
 			s.named[name]++
 		}
 	}
 	if old := s.byKey[at]; old != nil {
 		delete(s.byUID, old.UID)
 		delete(s.byKey, at)
-		for _, name := range old.secrets {
+		for _, name := range old.reads() {
 			if s.named[name]--; s.named[name] == 0 {
 				delete(s.named, name)
 				unnamed = append(unnamed, name)
@@ -97,7 +97,7 @@ func (s store) Delete(obj any) error {
 	if !ok {
 		return errNoPod
 	}
-	s.set(key{p.Namespace, p.Name}, nil)
+	s.set(key{namespace: p.Namespace, name: p.Name}, nil)
 	return nil
 }
 
@@ -109,7 +109,7 @@ func (s store) Replace(list []any, _ string) error {
 		if !ok {
 			return errNoPod
 		}
-		listed[key{p.Namespace, p.Name}] = struct{}{}
+		listed[key{namespace: p.Namespace, name: p.Name}] = struct{}{}
 		s.put(p, true)
 	}
 	for at := range maps.Clone(s.byKey) { // without the lock: only the reflector changes it

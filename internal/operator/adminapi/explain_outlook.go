@@ -225,7 +225,7 @@ func (c explanation) addProofs(add func(string, ...any)) {
 	case !c.PodSource, !c.PodKnown:
 		add("With imagePullPolicy IfNotPresent the kubelet's pull carries the pod's credentials, and one that can pull %s "+
 			"allows the image.", repository)
-	case len(c.Secrets) == 0 && c.CredentialsKnown:
+	case len(c.pullSecrets()) == 0 && c.CredentialsKnown:
 		add("Give the pod, or its service account, an imagePullSecrets that can pull %s; it has none for it.", repository)
 	case len(c.Secrets) == 0:
 		add("Check that the Secrets in the pod's imagePullSecrets exist in %s and hold a docker configuration: `kubectl -n "+
@@ -315,6 +315,9 @@ const stateNeedsProof = "needs proof"
 
 func (c explanation) pullSecrets() (names []string) {
 	for _, s := range c.Secrets {
+		if _, account := s.Ref.Account(); account {
+			continue
+		}
 		if name := s.Ref.Namespace + "/" + s.Ref.Name; !slices.Contains(names, name) {
 			names = append(names, name)
 		}

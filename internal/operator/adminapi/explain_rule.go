@@ -67,6 +67,9 @@ func named(s records.SecretRef) string {
 	if s.OfNamespace() {
 		return "the runtime for namespace " + s.Namespace
 	}
+	if account, ok := s.Account(); ok {
+		return "service account " + s.Namespace + "/" + account
+	}
 	return "Secret " + s.Namespace + "/" + s.Name
 }
 

@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -116,6 +117,7 @@ func cases() []struct {
 	}
 	web := tracker.Pod{UID: "uid", Namespace: "team-b", Name: "web"}
 	newPod := tracker.Pod{Namespace: "team-b"}
+	account, _ := records.OfAccount("team-b", "builder", "u-1")
 	holds := []tracker.Secret{{Credential: bob, Ref: pull}}
 	one := func(title string, p tracker.Pod, e tracker.Explanation, change ...func(c *explanation)) c {
 		made := explanation{
@@ -185,6 +187,11 @@ func cases() []struct {
 			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{
 				Credential: alice, LastProved: hour(1), Secrets: []records.SecretRef{{Namespace: "team-b"}},
 			}}}), provedAs(alice, tracker.Valid)), perNamespace),
+		one("proved for its service account", web, judged(policy.Proved, true, record(records.Record{
+			Proofs: []records.Proof{{Credential: bob, LastProved: hour(1), Secrets: []records.SecretRef{account}}},
+		}), provedAs(bob, tracker.Valid)), source("IfNotPresent", true, tracker.Secret{Credential: bob, Ref: account})),
+		one("not proved, with a service account", web, notProved(),
+			source("Never", true, tracker.Secret{Credential: bob, Ref: account})),
 		one("in grace", web, judged(policy.ProvedInGrace, true, provedBy(bob), provedAs(bob, tracker.InGrace),
 			ruled(with("", 24, 4)), func(e *tracker.Explanation) { e.InGrace, e.Evidence.InGrace = true, true }),
 			source("Never", true, holds...)),
@@ -375,4 +382,32 @@ func (s *Server) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	handler grpc.StreamHandler,
 ) error {
 	return s.stream(srv, stream, info, handler)
+}
+
+// A service account is named as such, and is no pull secret.
+func TestExplanationNamesTheServiceAccount(t *testing.T) {
+	seen := 0
+	for _, c := range cases() {
+		if !strings.Contains(c.title, "service account") {
+			continue
+		}
+		seen++
+		var advice []string
+		c.PodSource, c.PodKnown, c.CredentialsKnown = true, true, true
+		c.addProofs(func(format string, args ...any) { advice = append(advice, fmt.Sprintf(format, args...)) })
+		if !strings.HasPrefix(advice[0], "Give the pod, or its service account, an imagePullSecrets") {
+			t.Errorf("%s: %s", c.title, advice[0])
+		}
+		c.Secrets = append(c.Secrets, tracker.Secret{Credential: alice, Ref: pull})
+		text := strings.Join(append(c.Consequences(), c.Summary(name)), "\n") + strings.Join(c.secretNames(), "\n")
+		if !strings.Contains(text, "service account team-b/builder") || strings.Contains(text, "serviceaccount/") {
+			t.Errorf("%s: %s", c.title, text)
+		}
+		if got := strings.Join(c.pullSecrets(), " "); got != pull.Namespace+"/"+pull.Name {
+			t.Errorf("%s: pull secrets are %s", c.title, got)
+		}
+	}
+	if seen != 2 {
+		t.Errorf("%d explanations are about a service account; want 2", seen)
+	}
 }

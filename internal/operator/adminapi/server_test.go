@@ -30,6 +30,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
@@ -867,6 +868,57 @@ func TestReportThatIsNotOnDisk(t *testing.T) {
 	})
 	if status.Code(err) != codes.Unavailable || len(got.reported) != 1 {
 		t.Errorf("ReportNodeCredentials = %v, %v; want Unavailable, and the report in memory", got.reported, err)
+	}
+}
+
+func (r reported) AddBound(to nodecreds.Account, patterns []string, id credential.ID, _ time.Time) bool {
+	_, old := r[id]
+	r[id] = strings.Join(patterns, " ") + " for " + to.Namespace + "/" + to.Name + " " + to.UID
+	return !old
+}
+
+func TestReportOfAServiceAccount(t *testing.T) {
+	type account = adminv1.ServiceAccountRef
+	got := reported{}
+	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
+		c.NodeCredentials, c.KeyFingerprint, c.Log = got, "fingerprint", log
+	})
+	id := strings.Repeat("0a", 32)
+	for name, tc := range map[string]struct {
+		change func(a *account)
+		want   string // of an error
+	}{
+		"valid":        {func(*account) {}, ""},
+		"empty":        {func(a *account) { proto.Reset(a) }, "service_account"},
+		"no namespace": {func(a *account) { a.Namespace = "" }, "service_account"},
+		"no name":      {func(a *account) { a.Name = "" }, "service_account"},
+		"no UID":       {func(a *account) { a.Uid = "" }, "service_account"},
+		"huge name":    {func(a *account) { a.Name = strings.Repeat("a", 254) }, "service_account"},
+		"slash":        {func(a *account) { a.Name = "a/b" }, "service_account"},
+		"control":      {func(a *account) { a.Uid = "a\nb" }, "service_account"},
+		"of a newer version": {func(a *account) {
+			a.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
+		}, "same version"},
+	} {
+		clear(got)
+		a := &account{Uid: "u-1", Namespace: "team-a", Name: "builder"}
+		tc.change(a)
+		_, err := w.ReportNodeCredentials(t.Context(), &adminv1.ReportNodeCredentialsRequest{
+			KeyFingerprint: "fingerprint", Expires: timestamppb.New(time.Now().Add(time.Hour)), ServiceAccount: a,
+			Credentials: []*adminv1.NodeCredential{{CredentialId: id, Images: []string{"a.test"}}},
+		})
+		if (err == nil) != (tc.want == "") || !strings.Contains(status.Convert(err).Message(), tc.want) {
+			t.Errorf("%s: ReportNodeCredentials = %v; want %q", name, err, tc.want)
+		}
+		if want := "a.test for team-a/builder u-1"; (got[credential.ID(id)] == want) != (err == nil) || err != nil &&
+			len(got) > 0 {
+			t.Errorf("%s: noted is %v", name, got)
+		}
+	}
+	sink, ok := log.GetSink().(ktesting.Underlier)
+	if !ok || strings.Count(sink.GetBuffer().String(), "Credentials of a service account reported") != 1 {
+		t.Error("the log does not have one line about the account")
 	}
 }
 

@@ -10,7 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -105,6 +107,8 @@ type NodeCredentials interface {
 	Add(patterns []string, id credential.ID, expiry time.Time) (news bool, err error)
 	// Save writes what was added to disk.
 	Save() error
+	// AddBound does the same for a credential that is for the pods of a service account.
+	AddBound(to nodecreds.Account, patterns []string, id credential.ID, expiry time.Time) bool
 }
 
 // ReportNodeCredentials notes the credentials of a credential provider, or nothing if a part is invalid.
@@ -119,9 +123,15 @@ func (s *Server) ReportNodeCredentials(
 			"pullgated; give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its "+
 			"node.key was replaced")
 	}
+	add, account := s.c.NodeCredentials.Add, accountOf(req.GetServiceAccount())
+	if req.GetServiceAccount() != nil {
+		add = func(patterns []string, id credential.ID, expiry time.Time) (bool, error) {
+			return s.c.NodeCredentials.AddBound(account, patterns, id, expiry), nil
+		}
+	}
 	var added []string
 	for _, c := range req.GetCredentials() {
-		news, err := s.c.NodeCredentials.Add(c.GetImages(), credential.ID(c.GetCredentialId()), req.GetExpires().AsTime())
+		news, err := add(c.GetImages(), credential.ID(c.GetCredentialId()), req.GetExpires().AsTime())
 		if err != nil {
 			return nil, status.Errorf(codes.ResourceExhausted, "%v", err)
 		}
@@ -129,7 +139,13 @@ func (s *Server) ReportNodeCredentials(
 			added = append(added, c.GetCredentialId())
 		}
 	}
-	if len(added) > 0 {
+	switch {
+	case len(added) == 0:
+	case req.GetServiceAccount() != nil:
+		s.c.Log.Info("Credentials of a service account reported by a credential provider",
+			"serviceAccount", klog.KRef(account.Namespace, account.Name), "uid", account.UID, "credentialIDs", added,
+			"expires", req.GetExpires().AsTime())
+	default:
 		s.c.Log.Info("Node credentials reported by a credential provider", "credentialIDs", added,
 			"expires", req.GetExpires().AsTime())
 	}
@@ -139,13 +155,20 @@ func (s *Server) ReportNodeCredentials(
 	return &adminv1.ReportNodeCredentialsResponse{}, nil
 }
 
+func accountOf(a *adminv1.ServiceAccountRef) nodecreds.Account {
+	return nodecreds.Account{Namespace: a.GetNamespace(), Name: a.GetName(), UID: a.GetUid()}
+}
+
 func checkReport(req *adminv1.ReportNodeCredentialsRequest, now time.Time) error {
-	all := req.GetCredentials()
+	all, account := req.GetCredentials(), accountOf(req.GetServiceAccount())
+	_, valid := records.OfAccount(account.Namespace, account.Name, account.UID)
 	switch {
-	case unknownFields(req):
+	case unknownFields(req), unknownFields(req.GetServiceAccount()):
 		return invalid("the report has unknown fields; use the same version of pullgated for both")
 	case req.GetExpires().CheckValid() != nil || !now.Before(req.GetExpires().AsTime()):
 		return invalid("expires: must be a time in the future")
+	case req.GetServiceAccount() != nil && !valid:
+		return invalid("service_account: must have a namespace, a name and a UID as the API server gives them")
 	case len(all) == 0 || len(all) > maxReported:
 		return invalid("credentials: must be 1 to %d, and are %d", maxReported, len(all))
 	}

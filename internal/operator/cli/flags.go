@@ -26,13 +26,14 @@ func ofFlags() map[string]source {
 		"repository": ofImages(func(i *adminv1.Image) []string {
 			return append(each((*adminv1.Pair).GetRepository)(i), i.GetUntracked()...)
 		}),
-		"image-id":    ofImages(func(i *adminv1.Image) []string { return []string{i.GetImageId()} }),
-		"credential":  ofImages(each((*adminv1.Proof).GetCredentialId)),
-		"secret":      ofImages(each(coordinates[*adminv1.SecretRef])),
-		"requirement": ofEndorsements(func(e *adminv1.Endorsement) []string { return []string{e.GetRequirement()} }),
-		"signer":      ofEndorsements((*adminv1.Endorsement).GetSigners),
-		"pod":         ofGrants(coordinates[*adminv1.PodRef]),
-		"pod-uid":     ofGrants((*adminv1.PodRef).GetUid),
+		"image-id":        ofImages(func(i *adminv1.Image) []string { return []string{i.GetImageId()} }),
+		"credential":      ofImages(each((*adminv1.Proof).GetCredentialId)),
+		"secret":          ofImages(each(secretCoordinates)),
+		"service-account": ofImages(each(accountCoordinates)),
+		"requirement":     ofEndorsements(func(e *adminv1.Endorsement) []string { return []string{e.GetRequirement()} }),
+		"signer":          ofEndorsements((*adminv1.Endorsement).GetSigners),
+		"pod":             ofGrants(coordinates[*adminv1.PodRef]),
+		"pod-uid":         ofGrants((*adminv1.PodRef).GetUid),
 		"namespace": func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
 			pods, err := ofGrants((*adminv1.PodRef).GetNamespace)(ctx, api)
 			if err != nil {
@@ -52,6 +53,21 @@ func coordinates[M interface {
 		return ""
 	}
 	return m.GetNamespace() + "/" + m.GetName()
+}
+
+func secretCoordinates(s *adminv1.SecretRef) string {
+	if accountCoordinates(s) != "" {
+		return ""
+	}
+	return coordinates(s)
+}
+
+func accountCoordinates(s *adminv1.SecretRef) string {
+	name, ok := strings.CutPrefix(s.GetName(), ServiceAccountPrefix)
+	if !ok {
+		return ""
+	}
+	return s.GetNamespace() + "/" + name
 }
 
 func each[M proto.Message](collect func(M) string) func(*adminv1.Image) []string {

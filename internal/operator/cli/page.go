@@ -196,8 +196,14 @@ func secretName(s *adminv1.SecretRef) string {
 	if s.GetName() == "" && s.GetUid() == "" && s.GetNamespace() != "" {
 		return "runtime for namespace " + s.GetNamespace()
 	}
+	if account := accountCoordinates(s); account != "" {
+		return "service account " + account
+	}
 	return coordinates(s)
 }
+
+// ServiceAccountPrefix is before the name of a service account in a SecretRef.
+const ServiceAccountPrefix = "serviceaccount/"
 
 // Count returns a number with its noun.
 func Count[N int | int64 | uint64](n N, one, many string) string {

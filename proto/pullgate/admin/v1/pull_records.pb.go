@@ -307,6 +307,7 @@ func (x *Pair) GetRepository() string {
 
 // A SecretRef names the Secret of the Kubernetes API that a credential was read from. One of a proof that has a
 // namespace alone means that the runtime itself has the credential for the pods of that namespace (runtimeCredentials).
+// One with a name "serviceaccount/NAME" means that service account, and what credential providers gave out for it.
 type SecretRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The UID of the Secret.
@@ -5136,9 +5137,11 @@ type ReportNodeCredentialsRequest struct {
 	// When the kubelet no longer uses the answer.
 	Expires *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires,proto3" json:"expires,omitempty"`
 	// The credentials, 1 to 256.
-	Credentials   []*NodeCredential `protobuf:"bytes,3,rep,name=credentials,proto3" json:"credentials,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Credentials []*NodeCredential `protobuf:"bytes,3,rep,name=credentials,proto3" json:"credentials,omitempty"`
+	// The service account that they are for; absent: every pod.
+	ServiceAccount *ServiceAccountRef `protobuf:"bytes,4,opt,name=service_account,json=serviceAccount,proto3" json:"service_account,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ReportNodeCredentialsRequest) Reset() {
@@ -5192,7 +5195,78 @@ func (x *ReportNodeCredentialsRequest) GetCredentials() []*NodeCredential {
 	return nil
 }
 
-// A NodeCredential is a credential that the node offers to every pod.
+func (x *ReportNodeCredentialsRequest) GetServiceAccount() *ServiceAccountRef {
+	if x != nil {
+		return x.ServiceAccount
+	}
+	return nil
+}
+
+// A ServiceAccountRef identifies a service account.
+type ServiceAccountRef struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its UID.
+	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	// Its namespace.
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Its name.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceAccountRef) Reset() {
+	*x = ServiceAccountRef{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceAccountRef) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceAccountRef) ProtoMessage() {}
+
+func (x *ServiceAccountRef) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceAccountRef.ProtoReflect.Descriptor instead.
+func (*ServiceAccountRef) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ServiceAccountRef) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ServiceAccountRef) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ServiceAccountRef) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// A NodeCredential is a credential that the node offers to every pod, or to those of a service account.
 type NodeCredential struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its ID, 64 hexadecimal digits.
@@ -5205,7 +5279,7 @@ type NodeCredential struct {
 
 func (x *NodeCredential) Reset() {
 	*x = NodeCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5217,7 +5291,7 @@ func (x *NodeCredential) String() string {
 func (*NodeCredential) ProtoMessage() {}
 
 func (x *NodeCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5230,7 +5304,7 @@ func (x *NodeCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
 func (*NodeCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *NodeCredential) GetCredentialId() string {
@@ -5256,7 +5330,7 @@ type ReportNodeCredentialsResponse struct {
 
 func (x *ReportNodeCredentialsResponse) Reset() {
 	*x = ReportNodeCredentialsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5268,7 +5342,7 @@ func (x *ReportNodeCredentialsResponse) String() string {
 func (*ReportNodeCredentialsResponse) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5281,7 +5355,7 @@ func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
 }
 
 // WatchDecisionsRequest asks for decisions.
@@ -5297,7 +5371,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5309,7 +5383,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5322,7 +5396,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -5380,7 +5454,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5392,7 +5466,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5405,7 +5479,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -5533,7 +5607,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5545,7 +5619,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5558,7 +5632,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListPoliciesRequest) GetPageSize() int32 {
@@ -5601,7 +5675,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5613,7 +5687,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5626,7 +5700,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5720,7 +5794,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5732,7 +5806,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5745,7 +5819,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Policy) GetKind() string {
@@ -5854,7 +5928,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5866,7 +5940,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5879,7 +5953,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Hook) GetAt() string {
@@ -5949,7 +6023,7 @@ type SignatureRule struct {
 
 func (x *SignatureRule) Reset() {
 	*x = SignatureRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5961,7 +6035,7 @@ func (x *SignatureRule) String() string {
 func (*SignatureRule) ProtoMessage() {}
 
 func (x *SignatureRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[73]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5974,7 +6048,7 @@ func (x *SignatureRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignatureRule.ProtoReflect.Descriptor instead.
 func (*SignatureRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{73}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SignatureRule) GetName() string {
@@ -6052,7 +6126,7 @@ type ReviewBackend struct {
 
 func (x *ReviewBackend) Reset() {
 	*x = ReviewBackend{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6064,7 +6138,7 @@ func (x *ReviewBackend) String() string {
 func (*ReviewBackend) ProtoMessage() {}
 
 func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[74]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6077,7 +6151,7 @@ func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
 func (*ReviewBackend) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{74}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReviewBackend) GetDefaultAllow() bool {
@@ -6131,7 +6205,7 @@ type VerifyImageRequest struct {
 
 func (x *VerifyImageRequest) Reset() {
 	*x = VerifyImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[75]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6143,7 +6217,7 @@ func (x *VerifyImageRequest) String() string {
 func (*VerifyImageRequest) ProtoMessage() {}
 
 func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[75]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6156,7 +6230,7 @@ func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageRequest.ProtoReflect.Descriptor instead.
 func (*VerifyImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{75}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *VerifyImageRequest) GetImage() string {
@@ -6193,7 +6267,7 @@ type RegistryLogin struct {
 
 func (x *RegistryLogin) Reset() {
 	*x = RegistryLogin{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[76]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6205,7 +6279,7 @@ func (x *RegistryLogin) String() string {
 func (*RegistryLogin) ProtoMessage() {}
 
 func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[76]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6218,7 +6292,7 @@ func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
 func (*RegistryLogin) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{76}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RegistryLogin) GetUsername() string {
@@ -6254,7 +6328,7 @@ type VerifyImageResponse struct {
 
 func (x *VerifyImageResponse) Reset() {
 	*x = VerifyImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[77]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6266,7 +6340,7 @@ func (x *VerifyImageResponse) String() string {
 func (*VerifyImageResponse) ProtoMessage() {}
 
 func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[77]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6279,7 +6353,7 @@ func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageResponse.ProtoReflect.Descriptor instead.
 func (*VerifyImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{77}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *VerifyImageResponse) GetImage() *Pair {
@@ -6341,7 +6415,7 @@ type VerifiedRule struct {
 
 func (x *VerifiedRule) Reset() {
 	*x = VerifiedRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[78]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6353,7 +6427,7 @@ func (x *VerifiedRule) String() string {
 func (*VerifiedRule) ProtoMessage() {}
 
 func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[78]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6366,7 +6440,7 @@ func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifiedRule.ProtoReflect.Descriptor instead.
 func (*VerifiedRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{78}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *VerifiedRule) GetKind() string {
@@ -6473,7 +6547,7 @@ type ImageSignature struct {
 
 func (x *ImageSignature) Reset() {
 	*x = ImageSignature{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[79]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6485,7 +6559,7 @@ func (x *ImageSignature) String() string {
 func (*ImageSignature) ProtoMessage() {}
 
 func (x *ImageSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[79]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6498,7 +6572,7 @@ func (x *ImageSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageSignature.ProtoReflect.Descriptor instead.
 func (*ImageSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{79}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ImageSignature) GetRepository() string {
@@ -6958,11 +7032,16 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\rBackupRequest\":\n" +
 	"\x0eBackupResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12\x12\n" +
-	"\x04size\x18\x02 \x01(\x03R\x04size\"\xc2\x01\n" +
+	"\x04size\x18\x02 \x01(\x03R\x04size\"\x91\x02\n" +
 	"\x1cReportNodeCredentialsRequest\x12'\n" +
 	"\x0fkey_fingerprint\x18\x01 \x01(\tR\x0ekeyFingerprint\x124\n" +
 	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12C\n" +
-	"\vcredentials\x18\x03 \x03(\v2!.pullgate.admin.v1.NodeCredentialR\vcredentials\"M\n" +
+	"\vcredentials\x18\x03 \x03(\v2!.pullgate.admin.v1.NodeCredentialR\vcredentials\x12M\n" +
+	"\x0fservice_account\x18\x04 \x01(\v2$.pullgate.admin.v1.ServiceAccountRefR\x0eserviceAccount\"W\n" +
+	"\x11ServiceAccountRef\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"M\n" +
 	"\x0eNodeCredential\x12#\n" +
 	"\rcredential_id\x18\x01 \x01(\tR\fcredentialId\x12\x16\n" +
 	"\x06images\x18\x02 \x03(\tR\x06images\"\x1f\n" +
@@ -7145,7 +7224,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -7216,71 +7295,72 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*BackupRequest)(nil),                 // 66: pullgate.admin.v1.BackupRequest
 	(*BackupResponse)(nil),                // 67: pullgate.admin.v1.BackupResponse
 	(*ReportNodeCredentialsRequest)(nil),  // 68: pullgate.admin.v1.ReportNodeCredentialsRequest
-	(*NodeCredential)(nil),                // 69: pullgate.admin.v1.NodeCredential
-	(*ReportNodeCredentialsResponse)(nil), // 70: pullgate.admin.v1.ReportNodeCredentialsResponse
-	(*WatchDecisionsRequest)(nil),         // 71: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 72: pullgate.admin.v1.WatchDecisionsResponse
-	(*ListPoliciesRequest)(nil),           // 73: pullgate.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 74: pullgate.admin.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 75: pullgate.admin.v1.Policy
-	(*Hook)(nil),                          // 76: pullgate.admin.v1.Hook
-	(*SignatureRule)(nil),                 // 77: pullgate.admin.v1.SignatureRule
-	(*ReviewBackend)(nil),                 // 78: pullgate.admin.v1.ReviewBackend
-	(*VerifyImageRequest)(nil),            // 79: pullgate.admin.v1.VerifyImageRequest
-	(*RegistryLogin)(nil),                 // 80: pullgate.admin.v1.RegistryLogin
-	(*VerifyImageResponse)(nil),           // 81: pullgate.admin.v1.VerifyImageResponse
-	(*VerifiedRule)(nil),                  // 82: pullgate.admin.v1.VerifiedRule
-	(*ImageSignature)(nil),                // 83: pullgate.admin.v1.ImageSignature
-	nil,                                   // 84: pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil),         // 85: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 86: google.protobuf.Duration
+	(*ServiceAccountRef)(nil),             // 69: pullgate.admin.v1.ServiceAccountRef
+	(*NodeCredential)(nil),                // 70: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 71: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 72: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 73: pullgate.admin.v1.WatchDecisionsResponse
+	(*ListPoliciesRequest)(nil),           // 74: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 75: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 76: pullgate.admin.v1.Policy
+	(*Hook)(nil),                          // 77: pullgate.admin.v1.Hook
+	(*SignatureRule)(nil),                 // 78: pullgate.admin.v1.SignatureRule
+	(*ReviewBackend)(nil),                 // 79: pullgate.admin.v1.ReviewBackend
+	(*VerifyImageRequest)(nil),            // 80: pullgate.admin.v1.VerifyImageRequest
+	(*RegistryLogin)(nil),                 // 81: pullgate.admin.v1.RegistryLogin
+	(*VerifyImageResponse)(nil),           // 82: pullgate.admin.v1.VerifyImageResponse
+	(*VerifiedRule)(nil),                  // 83: pullgate.admin.v1.VerifiedRule
+	(*ImageSignature)(nil),                // 84: pullgate.admin.v1.ImageSignature
+	nil,                                   // 85: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 86: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 87: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	85,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	85,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	85,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	85,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	85,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	86,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	86,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	86,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	86,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	86,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	85,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	85,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	85,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	86,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	86,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	86,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	85,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
-	85,  // 12: pullgate.admin.v1.Record.anonymous:type_name -> google.protobuf.Timestamp
-	85,  // 13: pullgate.admin.v1.Record.by_node:type_name -> google.protobuf.Timestamp
+	86,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	86,  // 12: pullgate.admin.v1.Record.anonymous:type_name -> google.protobuf.Timestamp
+	86,  // 13: pullgate.admin.v1.Record.by_node:type_name -> google.protobuf.Timestamp
 	4,   // 14: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	85,  // 15: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	85,  // 16: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	85,  // 17: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	86,  // 15: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	86,  // 16: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	86,  // 17: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	6,   // 18: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 19: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	4,   // 20: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
-	85,  // 21: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
-	85,  // 22: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	86,  // 21: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	86,  // 22: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
 	14,  // 23: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
 	13,  // 24: pullgate.admin.v1.Endorsement.drift:type_name -> pullgate.admin.v1.EndorsementDrift
-	85,  // 25: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
+	86,  // 25: pullgate.admin.v1.EndorsementDrift.since:type_name -> google.protobuf.Timestamp
 	0,   // 26: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
 	8,   // 27: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
 	9,   // 28: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
 	16,  // 29: pullgate.admin.v1.Image.rights:type_name -> pullgate.admin.v1.ImageRight
 	5,   // 30: pullgate.admin.v1.ImageRight.secrets:type_name -> pullgate.admin.v1.SecretRef
-	85,  // 31: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	86,  // 31: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	20,  // 32: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
 	21,  // 33: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
 	23,  // 34: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
 	24,  // 35: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
 	25,  // 36: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
 	19,  // 37: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	85,  // 38: pullgate.admin.v1.GetStatusResponse.kubelet_absent:type_name -> google.protobuf.Timestamp
-	85,  // 39: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	86,  // 38: pullgate.admin.v1.GetStatusResponse.kubelet_absent:type_name -> google.protobuf.Timestamp
+	86,  // 39: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
 	22,  // 40: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	85,  // 41: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	86,  // 41: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
 	5,   // 42: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	85,  // 43: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	85,  // 44: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	86,  // 43: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	86,  // 44: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
 	26,  // 45: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
 	15,  // 46: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
 	15,  // 47: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
@@ -7295,7 +7375,7 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	37,  // 56: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
 	2,   // 57: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
 	38,  // 58: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	84,  // 59: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	85,  // 59: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
 	45,  // 60: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
 	42,  // 61: pullgate.admin.v1.TestImageAccessRequest.files:type_name -> pullgate.admin.v1.PolicyFile
 	16,  // 62: pullgate.admin.v1.TestImageAccessResponse.gained:type_name -> pullgate.admin.v1.ImageRight
@@ -7328,74 +7408,75 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	22,  // 89: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
 	4,   // 90: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
 	65,  // 91: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	86,  // 92: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	85,  // 93: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	69,  // 94: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	85,  // 95: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,   // 96: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 97: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,   // 98: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,   // 99: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	86,  // 100: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	75,  // 101: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	78,  // 102: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	77,  // 103: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
-	76,  // 104: pullgate.admin.v1.Policy.hook:type_name -> pullgate.admin.v1.Hook
-	86,  // 105: pullgate.admin.v1.Hook.timeout:type_name -> google.protobuf.Duration
-	86,  // 106: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	86,  // 107: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	80,  // 108: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
-	4,   // 109: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
-	82,  // 110: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
-	82,  // 111: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
-	83,  // 112: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
-	17,  // 113: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	27,  // 114: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	29,  // 115: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	31,  // 116: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	33,  // 117: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	35,  // 118: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	39,  // 119: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
-	41,  // 120: pullgate.admin.v1.PullRecords.TestImageAccess:input_type -> pullgate.admin.v1.TestImageAccessRequest
-	48,  // 121: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	51,  // 122: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	53,  // 123: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	55,  // 124: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	61,  // 125: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	63,  // 126: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	66,  // 127: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	68,  // 128: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	71,  // 129: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	73,  // 130: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	79,  // 131: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
-	57,  // 132: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
-	59,  // 133: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
-	18,  // 134: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	28,  // 135: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	30,  // 136: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	32,  // 137: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	34,  // 138: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	36,  // 139: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	40,  // 140: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
-	43,  // 141: pullgate.admin.v1.PullRecords.TestImageAccess:output_type -> pullgate.admin.v1.TestImageAccessResponse
-	49,  // 142: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	52,  // 143: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	54,  // 144: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	56,  // 145: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	62,  // 146: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	64,  // 147: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	67,  // 148: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	70,  // 149: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	72,  // 150: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	74,  // 151: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	81,  // 152: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
-	58,  // 153: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
-	60,  // 154: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
-	134, // [134:155] is the sub-list for method output_type
-	113, // [113:134] is the sub-list for method input_type
-	113, // [113:113] is the sub-list for extension type_name
-	113, // [113:113] is the sub-list for extension extendee
-	0,   // [0:113] is the sub-list for field type_name
+	87,  // 92: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	86,  // 93: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	70,  // 94: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	69,  // 95: pullgate.admin.v1.ReportNodeCredentialsRequest.service_account:type_name -> pullgate.admin.v1.ServiceAccountRef
+	86,  // 96: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 97: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 98: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 99: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 100: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	87,  // 101: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	76,  // 102: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	79,  // 103: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	78,  // 104: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	77,  // 105: pullgate.admin.v1.Policy.hook:type_name -> pullgate.admin.v1.Hook
+	87,  // 106: pullgate.admin.v1.Hook.timeout:type_name -> google.protobuf.Duration
+	87,  // 107: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	87,  // 108: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	81,  // 109: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
+	4,   // 110: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	83,  // 111: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	83,  // 112: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	84,  // 113: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	17,  // 114: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	27,  // 115: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	29,  // 116: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	31,  // 117: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	33,  // 118: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	35,  // 119: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	39,  // 120: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
+	41,  // 121: pullgate.admin.v1.PullRecords.TestImageAccess:input_type -> pullgate.admin.v1.TestImageAccessRequest
+	48,  // 122: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	51,  // 123: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	53,  // 124: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	55,  // 125: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	61,  // 126: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	63,  // 127: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	66,  // 128: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	68,  // 129: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	72,  // 130: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	74,  // 131: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	80,  // 132: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	57,  // 133: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	59,  // 134: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	18,  // 135: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	28,  // 136: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	30,  // 137: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	32,  // 138: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	34,  // 139: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	36,  // 140: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	40,  // 141: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
+	43,  // 142: pullgate.admin.v1.PullRecords.TestImageAccess:output_type -> pullgate.admin.v1.TestImageAccessResponse
+	49,  // 143: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	52,  // 144: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	54,  // 145: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	56,  // 146: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	62,  // 147: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	64,  // 148: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	67,  // 149: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	71,  // 150: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	73,  // 151: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	75,  // 152: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	82,  // 153: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	58,  // 154: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	60,  // 155: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	135, // [135:156] is the sub-list for method output_type
+	114, // [114:135] is the sub-list for method input_type
+	114, // [114:114] is the sub-list for extension type_name
+	114, // [114:114] is the sub-list for extension extendee
+	0,   // [0:114] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -7413,7 +7494,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   81,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

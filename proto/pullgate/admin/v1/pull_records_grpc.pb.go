@@ -150,8 +150,9 @@ type PullRecordsClient interface {
 	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that
-	// is pulled with one of them is open to every pod, or to those of nodeCredentials.namespaces. A report is on disk
-	// when the call returns.
+	// is pulled with one of them is open to every pod, or to those of nodeCredentials.namespaces; or, if they are for a
+	// service account, proved for that account. A report is on disk when the call returns; those about accounts are in
+	// memory alone.
 	//
 	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a
 	// field may bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key.
@@ -524,8 +525,9 @@ type PullRecordsServer interface {
 	// store could not be read to its end; the bytes that were sent are not a backup.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// ReportNodeCredentials notes which credentials a credential provider of the kubelet gave to this node. An image that
-	// is pulled with one of them is open to every pod, or to those of nodeCredentials.namespaces. A report is on disk
-	// when the call returns.
+	// is pulled with one of them is open to every pod, or to those of nodeCredentials.namespaces; or, if they are for a
+	// service account, proved for that account. A report is on disk when the call returns; those about accounts are in
+	// memory alone.
 	//
 	// INVALID_ARGUMENT: the report is malformed, has expired, or has fields that this pullgated does not support: such a
 	// field may bind the credentials to less than the node. FAILED_PRECONDITION: the IDs were made with another key.
