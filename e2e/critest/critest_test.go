@@ -11,11 +11,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -40,12 +42,17 @@ func TestCritest(t *testing.T) {
 	n := testkit.Value(node.New(t.Context(), node.Options{Mirrored: []string{"registry.k8s.io", "gcr.io"}}))(t)
 	host.AtEnd(t, n.Close)
 	pushImages(t, n)
+	empty := emptied(t, n)
 	gate := testkit.Value(n.Protect(t.Context(), n.Containerd.Endpoint()))(t)
 
 	seed := rand.Int32()
 	t.Logf("seed %d; to repeat one run: %s -ginkgo.skip=%q -ginkgo.seed=%d", seed, program, skipped, seed)
+	// Each run begins without images: what the first one pulls past pullgated needs proof.
 	both := func(more ...string) (direct, through map[string]result) {
-		return run(t, n, program, n.Containerd.Endpoint(), seed, more...), run(t, n, program, gate.Endpoint(), seed, more...)
+		empty()
+		direct = run(t, n, program, n.Containerd.Endpoint(), seed, more...)
+		empty()
+		return direct, run(t, n, program, gate.Endpoint(), seed, more...)
 	}
 	direct, through := both()
 	passed := 0
@@ -76,6 +83,23 @@ func TestCritest(t *testing.T) {
 	for _, name := range differ {
 		if d, p := direct[name], through[name]; d.state != p.state || d.state == "" {
 			t.Errorf("%s\n\tdirectly: %s\n\tthrough pullgated: %s", name, d, p)
+		}
+	}
+}
+
+// emptied returns a function that removes all pods, and all images that the runtime does not have yet.
+func emptied(t *testing.T, n *node.Node) func() {
+	t.Helper()
+	k := testkit.Value(node.NewKubelet(t.Context(), n.Containerd.Endpoint()))(t)
+	t.Cleanup(k.Close)
+	own := testkit.Value(k.Images.ListImages(t.Context(), nil))(t)
+	return func() {
+		t.Helper()
+		testkit.Must(t, k.RemoveAllPods(t.Context()))
+		for _, i := range testkit.Value(k.Images.ListImages(t.Context(), nil))(t) {
+			if !slices.ContainsFunc(own, func(o *runtimeapi.Image) bool { return o.GetId() == i.GetId() }) {
+				testkit.Must(t, k.RemoveImage(t.Context(), i.GetId()))
+			}
 		}
 	}
 }

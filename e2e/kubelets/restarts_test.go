@@ -1,6 +1,7 @@
 package kubelets_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -61,6 +62,10 @@ func restarts(s *scenario) {
 	r := s.registry()
 	app, free := s.push(r, "app:1", node.Image{}), s.public("free:1")
 	owner := use("a", app, alice)
+	if s.recheck() == manifest { // its re-pull looks like a pull with Always, and would wait for the registry
+		defer func() { s.must(s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("registryOutageFallback: false")...)) }()
+		s.must(s.gate.Restart(s.Context(), s.settings("registryOutageFallback: true")...))
+	}
 	stay := []*outcome{
 		s.keep(runs("A, with its secret", owner, downloads)),
 		s.keep(runs("B on a public image", use("b", free), downloads)),

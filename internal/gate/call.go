@@ -116,7 +116,7 @@ func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 // a rotated token is no other credential. A tenant can present any credential, so it must be the pod's account; without
 // a pod source only its namespace is known, and the credential must be of one account there.
 func (g *Gate) bind(ctx context.Context, p *pullCall) {
-	accounts := g.c.Tracker.Bound(p.sent, p.pod, p.name.Repository())
+	accounts := g.c.Tracker.Bound(ctx, p.sent, p.pod, p.name.Repository())
 	if len(accounts) == 0 {
 		return
 	}

@@ -203,7 +203,7 @@ func (w *modelWorld) honest(at uint8, name string, byAccount bool) {
 		reachable = err == nil
 	})
 	before, present := w.on(name)
-	if w.truth.fenced(w.question(p, before, repositoryOf(name), password)) {
+	if w.truth.fenced(w.question(p, before, repositoryOf(name), w.proving(p, password))) {
 		return
 	}
 	proved := present && w.truth.live[pair{before, repositoryOf(name)}][w.proving(p, password)] && w.validity == 0

@@ -24,10 +24,10 @@ func (w *modelWorld) held(p *modelPod) (all []held) {
 	return all
 }
 
-func (w *modelWorld) question(p *modelPod, c content, repository, password string) question {
+// question asks for a pod that presents what proving returns for its password, "" for none.
+func (w *modelWorld) question(p *modelPod, c content, repository, proving string) question {
 	q := question{
-		uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository},
-		password: w.proving(p, password),
+		uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository}, password: proving,
 	}
 	if !q.static {
 		q.secrets = w.held(p)
@@ -46,9 +46,9 @@ func (w *modelWorld) on(name string) (content, bool) {
 }
 
 // judged notes that a pod asks for a name, and returns the contents that the pod may use under that name.
-func (w *modelWorld) judged(p *modelPod, name, password string) uses {
+func (w *modelWorld) judged(p *modelPod, name, proving string) uses {
 	may := uses{}
-	if c, ok := w.on(name); ok && len(w.truth.asked(w.question(p, c, repositoryOf(name), password))) > 0 {
+	if c, ok := w.on(name); ok && len(w.truth.asked(w.question(p, c, repositoryOf(name), proving))) > 0 {
 		may[c] = true
 	}
 	return may
@@ -148,7 +148,7 @@ func (w *modelWorld) password(p *modelPod, cred credentialKind) string {
 
 // doPull pulls and compares the answer with the truth.
 func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption) (ok bool) {
-	proving := w.proving(p, password)
+	proving := w.proving(p, password) // a report that comes while the pull is in progress does not count for it
 	by := &registryPull{uid: p.uid, password: proving, begun: len(w.truth.revocations), departures: w.truth.departures}
 	for _, s := range w.held(p) {
 		if s.password == password && p.source == "api" {
@@ -160,10 +160,10 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 	}
 	x.pull = by
 	lends := w.truth.lends(repositoryOf(name), p.namespace)
-	fenced := w.truth.fenced(w.question(p, unknown, repositoryOf(name), password))
-	withheld := w.truth.withholds(w.question(p, unknown, repositoryOf(name), password))
+	fenced := w.truth.fenced(w.question(p, unknown, repositoryOf(name), proving))
+	withheld := w.truth.withholds(w.question(p, unknown, repositoryOf(name), proving))
 	p.asksFor(name)
-	may := w.judged(p, name, password)
+	may := w.judged(p, name, proving)
 	req := &runtimeapi.PullImageRequest{
 		Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()}, SandboxConfig: p.config(),
 	}
@@ -186,7 +186,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 				w.fail("safety: a pull of %s by %s gets the image by the node's credential, which is for others", name, p.uid)
 			}
 		}
-		maps.Copy(may, w.judged(p, name, password))
+		maps.Copy(may, w.judged(p, name, proving))
 		c := contentOf(resp.GetImageRef())
 		if err == nil && proving != password {
 			w.counts["pull for a service account"]++
@@ -207,7 +207,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 		default:
 			w.counts["pull answered with the image on the node"]++
 			ok = true
-			if !may[c] && !w.mayUseOne(p, c, repositoryOf(name)) && !w.truth.hasProof(pair{c, repositoryOf(name)}, password) {
+			if !may[c] && !w.mayUseOne(p, c, repositoryOf(name)) && !w.truth.hasProof(pair{c, repositoryOf(name)}, proving) {
 				w.fail("safety: a pull of %s by %s with %q is answered with %v, which is on the node", name, p.uid, password, c)
 			}
 		}

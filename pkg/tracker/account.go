@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"context"
 	"slices"
 
 	"github.com/pullgate/pullgate/internal/records"
@@ -24,16 +25,19 @@ func (s Secret) isAccount() bool {
 }
 
 // Bound returns the service accounts of the pod's namespace to which credential providers have bound what is sent. A
-// static pod has none, and a credential that the node offers to every pod is bound to none.
-func (t *Tracker) Bound(s Sent, p Pod, repository string) []Secret {
+// static pod has none, and a credential that the node offers to every pod, or had lately, is bound to none.
+func (t *Tracker) Bound(ctx context.Context, s Sent, p Pod, repository string) []Secret {
 	o := &t.options
-	if o.AccountsOf == nil || s.id == "" || s.namespace != "" || p.Namespace == "" || p.Static ||
-		o.NodeOffers != nil && o.NodeOffers(repository, s.id) {
+	if o.AccountsOf == nil || s.id == "" || s.namespace != "" || p.Namespace == "" || p.Static {
 		return nil
 	}
-	return slices.DeleteFunc(o.AccountsOf(repository, s.id), func(s Secret) bool {
+	all := slices.DeleteFunc(o.AccountsOf(repository, s.id), func(s Secret) bool {
 		return !s.isAccount() || s.Ref.Namespace != p.Namespace
 	})
+	if len(all) == 0 || o.NodeHolds != nil && o.NodeHolds(ctx, s.id) {
+		return nil
+	}
+	return all
 }
 
 // SentBy returns what is sent for a service account in place of the credential that a provider gave out for it.

@@ -2,6 +2,7 @@ package tracker_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"sync"
@@ -48,7 +49,7 @@ func (a *accounts) account(namespace, name, uid string) tracker.Secret {
 func (a *accounts) pulledBy(p tracker.Pod, password string) tracker.Verdict {
 	a.t.Helper()
 	proof := tracker.Proof{ImageID: id1, Sent: a.Sent(secret(password), p), Pod: p}
-	if bound := a.Bound(proof.Sent, p, app); len(bound) > 0 {
+	if bound := a.Bound(a.t.Context(), proof.Sent, p, app); len(bound) > 0 {
 		proof.Sent, proof.Secrets = tracker.SentBy(bound[0]), bound
 	}
 	v, err := a.begin(app + ":1").Proved(proof)
@@ -80,7 +81,7 @@ func TestProofBelongsToTheAccount(t *testing.T) {
 		a.want(a.ask(inNamespace("a2-"+when, "team-a"), builder), policy.Allow, policy.Proved)
 		a.of["token2"] = []tracker.Secret{builder}
 		r := asking(inNamespace("a3-"+when, "team-a"))
-		r.Sent = tracker.SentBy(a.Bound(a.Sent(secret("token2"), r.Pod), r.Pod, app)[0])
+		r.Sent = tracker.SentBy(a.Bound(a.t.Context(), a.Sent(secret("token2"), r.Pod), r.Pod, app)[0])
 		a.want(a.Check(t.Context(), r), policy.Allow, policy.Proved)
 
 		for what, other := range map[string]tracker.Secret{
@@ -127,15 +128,18 @@ func TestBound(t *testing.T) {
 		"another credential": {pod, "other", app, nil},
 		"no credential":      {pod, "", app, nil},
 	} {
-		if got := a.Bound(sent(tc.pod, tc.password), tc.pod, tc.repository); fmt.Sprint(got) != fmt.Sprint(tc.want) {
+		if got := a.Bound(a.t.Context(), sent(tc.pod, tc.password), tc.pod, tc.repository); fmt.Sprint(got) != fmt.Sprint(tc.want) {
 			t.Errorf("%s: Bound = %v; want %v", what, got, tc.want)
 		}
 	}
+	// For another repository, too, and after the node's own report has expired: a plugin may fall back to it.
+	a.options.NodeHolds = func(_ context.Context, id credential.ID) bool { return id == a.id("token") }
+	a.restart()
+	if got := a.Bound(t.Context(), sent(pod, "token"), pod, app); len(got) > 0 {
+		t.Errorf("Bound of what the node has offered to every pod = %v; want nothing", got)
+	}
 	a.options.NodeOffers = func(_ string, id credential.ID) bool { return id == a.id("token") }
 	a.restart()
-	if got := a.Bound(sent(pod, "token"), pod, app); len(got) > 0 {
-		t.Errorf("Bound of what the node offers to every pod = %v; want nothing", got)
-	}
 	a.want(a.pulledBy(pod, "token"), policy.Allow, policy.Open)
 }
 

@@ -882,7 +882,7 @@ func TestReportOfAServiceAccount(t *testing.T) {
 	got := reported{}
 	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
-		c.NodeCredentials, c.KeyFingerprint, c.Log = got, "fingerprint", log
+		c.NodeCredentials, c.KeyFingerprint, c.Log = unsaved{got}, "fingerprint", log // none is on disk
 	})
 	id := strings.Repeat("0a", 32)
 	for name, tc := range map[string]struct {

@@ -107,7 +107,7 @@ type NodeCredentials interface {
 	Add(patterns []string, id credential.ID, expiry time.Time) (news bool, err error)
 	// Save writes what was added to disk.
 	Save() error
-	// AddBound does the same for a credential that is for the pods of a service account.
+	// AddBound does the same as Add for a credential that is for the pods of a service account, in memory only.
 	AddBound(to nodecreds.Account, patterns []string, id credential.ID, expiry time.Time) bool
 }
 
@@ -139,13 +139,15 @@ func (s *Server) ReportNodeCredentials(
 			added = append(added, c.GetCredentialId())
 		}
 	}
-	switch {
-	case len(added) == 0:
-	case req.GetServiceAccount() != nil:
-		s.c.Log.Info("Credentials of a service account reported by a credential provider",
-			"serviceAccount", klog.KRef(account.Namespace, account.Name), "uid", account.UID, "credentialIDs", added,
-			"expires", req.GetExpires().AsTime())
-	default:
+	if req.GetServiceAccount() != nil { // kept in memory only: what is not known is the pod's own
+		if len(added) > 0 {
+			s.c.Log.Info("Credentials of a service account reported by a credential provider",
+				"serviceAccount", klog.KRef(account.Namespace, account.Name), "uid", account.UID, "credentialIDs", added,
+				"expires", req.GetExpires().AsTime())
+		}
+		return &adminv1.ReportNodeCredentialsResponse{}, nil
+	}
+	if len(added) > 0 {
 		s.c.Log.Info("Node credentials reported by a credential provider", "credentialIDs", added,
 			"expires", req.GetExpires().AsTime())
 	}
