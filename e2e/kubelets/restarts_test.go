@@ -63,7 +63,9 @@ func restarts(s *scenario) {
 	app, free := s.push(r, "app:1", node.Image{}), s.public("free:1")
 	owner := use("a", app, alice)
 	if s.recheck() == manifest { // its re-pull looks like a pull with Always, and would wait for the registry
-		defer func() { s.must(s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("registryOutageFallback: false")...)) }()
+		defer func() {
+			s.must(s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("registryOutageFallback: false")...))
+		}()
 		s.must(s.gate.Restart(s.Context(), s.settings("registryOutageFallback: true")...))
 	}
 	stay := []*outcome{
