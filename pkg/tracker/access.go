@@ -54,6 +54,9 @@ func (t *Tracker) mayBeShared(repository, namespace string) bool {
 
 // imageMayBeShared is mayBeShared for any repository that the image has, or has had: its names can have moved since.
 func (t *Tracker) imageMayBeShared(img Image, namespace string) (bool, error) {
+	if t.access.Load() == nil && t.withdrawn == nil {
+		return false, nil // spares a look at the whole store
+	}
 	repositories := img.Repositories()
 	known, err := t.store.Images()
 	for _, i := range known {

@@ -128,7 +128,8 @@ func TestBound(t *testing.T) {
 		"another credential": {pod, "other", app, nil},
 		"no credential":      {pod, "", app, nil},
 	} {
-		if got := a.Bound(a.t.Context(), sent(tc.pod, tc.password), tc.pod, tc.repository); fmt.Sprint(got) != fmt.Sprint(tc.want) {
+		got := a.Bound(t.Context(), sent(tc.pod, tc.password), tc.pod, tc.repository)
+		if fmt.Sprint(got) != fmt.Sprint(tc.want) {
 			t.Errorf("%s: Bound = %v; want %v", what, got, tc.want)
 		}
 	}

@@ -200,6 +200,18 @@ func ReadIf(path string, limit int64, check func(fs.FileInfo) error) ([]byte, er
 	return content, nil
 }
 
+// CheckOwner returns an error unless root or the user of this process owns what info is of.
+func CheckOwner(info fs.FileInfo) error {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok:
+		return errors.New("the owner is not known")
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+		return fmt.Errorf("owned by user %d; must be owned by root", stat.Uid)
+	}
+	return nil
+}
+
 // OthersWrite reports whether a user other than root and the given one, or a group other than root's, can write to a
 // file.
 func OthersWrite(info fs.FileInfo, user int) bool {

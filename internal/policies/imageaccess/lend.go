@@ -70,13 +70,10 @@ func (f *File) read(path string) ([]byte, error) {
 }
 
 func private(info fs.FileInfo) error {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !ok:
-		return errors.New("the owner is not known")
-	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
-		return fmt.Errorf("owned by user %d; must be owned by root", stat.Uid)
-	case info.Mode().Perm()&0o077 != 0:
+	if err := disk.CheckOwner(info); err != nil {
+		return err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
 		return fmt.Errorf("mode %#o: others than the owner can use it; run chmod 0600", info.Mode().Perm())
 	}
 	return nil
