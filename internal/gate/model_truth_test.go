@@ -378,6 +378,11 @@ func (t *truth) lost() {
 	clear(t.imported)
 	clear(t.again)
 	clear(t.grants)
+	for _, proofs := range t.proofs {
+		for _, proof := range proofs {
+			clear(proof.noted)
+		}
+	}
 }
 
 // used notes that a pod creates a container, or has started one, and keeps its grant for any reason that allowed it.
