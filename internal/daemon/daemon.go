@@ -380,7 +380,7 @@ func reservesNode(c config.Config) bool {
 func rules(c config.Config) tracker.Rules {
 	return tracker.Rules{
 		Policy: c.Policy(), ExemptStaticPods: c.Exempt.StaticPods, ExemptNamespaces: c.Exempt.Namespaces,
-		Validity: c.CredentialValidity.Value(), Grace: c.RegistryUnavailableGrace.Value(),
+		Validity: c.CredentialValidity.Value(), Spread: true, Grace: c.RegistryUnavailableGrace.Value(),
 		NodeNamespaces: c.NodeCredentials.Namespaces,
 	}
 }

@@ -105,7 +105,7 @@ func (r *Rules) Expires(p records.Proof) time.Time {
 	if r.Validity <= 0 {
 		return time.Time{}
 	}
-	return p.LastProved.Add(r.Validity)
+	return p.LastProved.Add(r.validityOf(&p))
 }
 
 // Rules returns the rules in force.

@@ -55,6 +55,7 @@ type Rules struct {
 	ExemptStaticPods bool          // lets every static pod use every image
 	ExemptNamespaces []string      // their pods may use every image
 	Validity         time.Duration // of a proof after a registry confirmed it; 0 means forever
+	Spread           bool          // ends each proof up to a fifth of Validity earlier, at a time of its own
 	Grace            time.Duration // how much longer a proof counts while the registry cannot be asked
 	// NodeNamespaces are the namespaces whose pods may use credentials of the node, and what these have opened; nil means
 	// all. Where it is not known how a record was opened, credentials of the node may have.

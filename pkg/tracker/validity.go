@@ -29,17 +29,35 @@ func (r *Rules) Status(p *records.Proof, now time.Time) CredentialStatus {
 	if r.Validity <= 0 {
 		return Valid
 	}
-	age := now.Sub(p.LastProved)
+	age, validity := now.Sub(p.LastProved), r.validityOf(p)
 	switch {
 	case age < 0:
 		return Expired
-	case age < r.Validity:
+	case age < validity:
 		return Valid
-	case age-r.Validity < r.Grace && (p.Denied.IsZero() || p.Denied.Before(p.LastProved)):
+	case age-validity < r.Grace && (p.Denied.IsZero() || p.Denied.Before(p.LastProved)):
 		return InGrace
 	default:
 		return Expired
 	}
+}
+
+// spreadOver is the part of Validity over which Spread spreads the ends of proofs.
+const spreadOver = 5
+
+// validityOf returns how long a proof is valid, at most Validity. With Spread what was proved at once, on many nodes or
+// for many images, does not ask the registry again at once (docs/design/0049). Credential IDs differ between nodes, and
+// a renewal changes the time, so no proof is always the first.
+func (r *Rules) validityOf(p *records.Proof) time.Duration {
+	if !r.Spread {
+		return r.Validity
+	}
+	h := uint64(p.LastProved.UnixNano()) //nolint:gosec // its bits are mixed
+	for _, c := range []byte(p.Credential[max(0, len(p.Credential)-16):]) {
+		h = (h ^ uint64(c)) * 1099511628211 // FNV-1a
+	}
+	const steps = 1 << 16
+	return r.Validity - r.Validity/spreadOver/steps*time.Duration(h>>48)
 }
 
 // clamp sets proofs from the future to the present time, on disk: the clock was set back. Until then they are expired.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -216,4 +217,41 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 
 func ref(uid string) records.SecretRef {
 	return records.SecretRef{UID: uid, Namespace: "team", Name: "pull"}
+}
+
+// What was proved at once does not end at once, and nothing is valid for longer than the rules say. A proof that is
+// renewed ends at another part of its time.
+func TestSpread(t *testing.T) {
+	r := tracker.Rules{Validity: 24 * time.Hour, Spread: true}
+	at := time.Now()
+	ends := func(id string, at time.Time) time.Duration {
+		p := records.Proof{Credential: credential.ID(id), LastProved: at}
+		end := r.Expires(p)
+		for d, want := range map[time.Duration]tracker.CredentialStatus{-1: tracker.Valid, 0: tracker.Expired} {
+			if got := r.Status(&p, end.Add(d)); got != want {
+				t.Fatalf("%v after it expires, the status is %v; want %v", d, got, want)
+			}
+		}
+		return end.Sub(at)
+	}
+	const nodes, parts = 10_000, 10
+	var perPart [parts]int
+	for range nodes {
+		d := ends(fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()), at)
+		if d <= r.Validity*4/5 || d > r.Validity {
+			t.Fatalf("a proof is valid for %v", d)
+		}
+		perPart[(r.Validity-d)*parts/(r.Validity/5)]++
+	}
+	for i, n := range perPart {
+		if n < nodes/parts*8/10 || n > nodes/parts*12/10 {
+			t.Errorf("%d of %d proofs end in part %d of %d; want about the same in each", n, nodes, i, parts)
+		}
+	}
+	if a, b := ends("1f", at), ends("1f", at.Add(time.Hour)); a == b {
+		t.Error("a renewed proof ends at the same part of its time")
+	}
+	if a, b := ends("1f", at), ends("1f", at.UTC()); a != b {
+		t.Errorf("the same proof ends after %v and after %v", a, b)
+	}
 }
