@@ -82,7 +82,8 @@ func (n Node) daemon(context.Context) []Finding {
 		add(ok("no pod source: a pod with Never runs only if it proved the image before, see " +
 			"https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
 	} else if !p.GetSynced() {
-		add(warn("check the API server, and the messages about the pod source in journalctl -u pullgated",
+		add(warn("check the API server, and the messages about the pod source in journalctl -u pullgated"+
+			n.sandboxedProgram(n.Config.PodSource.Kubeconfig),
 			"the pod source is not synced with the API server: new pods are judged by CRI data only"))
 	}
 	if b := s.GetBypassedImages(); b > 0 {

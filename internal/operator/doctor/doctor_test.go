@@ -368,6 +368,13 @@ func TestDaemon(t *testing.T) {
 		{"runtime unavailable", func(n *testNode) { n.Status.Runtime.Up = false }},
 		{"no pod source", func(n *testNode) { n.Status.PodSource = nil }},
 		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }},
+		{"pod source behind, with a program", func(n *testNode) {
+			n.Status.PodSource.Synced, n.Config.PodSource.Kubeconfig = false, "/etc/kubernetes/kubelet.conf"
+			n.file("/etc/kubernetes/kubelet.conf", 0o600, `{apiVersion: v1, kind: Config, current-context: c,
+				contexts: [{name: c, context: {cluster: c, user: u}}], clusters: [{name: c, cluster: {server: https://a.test}}],
+				users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: aws,
+				args: [eks, get-token], interactiveMode: Never}}}]}`)
+		}},
 		{"no kubelet for a minute", func(n *testNode) {
 			n.Status.KubeletAbsent = timestamppb.New(now().Add(-time.Minute))
 		}},
