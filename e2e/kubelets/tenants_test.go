@@ -33,7 +33,8 @@ func tenants(s *scenario) {
 			says(`Pulling: Pulling image (?s:.*)Pulled: Successfully pulled image`).prints(s.Name()+"app:1"),
 		runs("A again", use("a", app, alice), s.recheck()).says(`Pulled: `),
 		runs("C, the same credential in a secret of its own", use("c", app, alice), s.recheck()),
-		refuses("B without a secret", use("b", app)).says(`Failed to pull image.*(`+denied+`)`),
+		refuses("B without a secret", use("b", app)).says(`Failed to pull image.*(`+denied+`).*`+
+			`; this node checks pull credentials for each pod; see imagePullSecrets`),
 		hides("B without a secret, Never", use("b", app).pulls(never)).
 			says(`ErrImageNeverPull: .*is not present with pull policy of Never`),
 		refuses("B with an invalid secret", use("b", app, mallory)),

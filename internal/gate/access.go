@@ -156,9 +156,6 @@ func (g *Gate) lentProof(
 // failed returns the error of a pull with a lent credential. The runtime's own may quote what the registry said, and
 // so the credential.
 func (l *loan) failed(p *pullCall, out outcome, err error) error {
-	if l.file == "" {
-		return err
-	}
 	why, code, prefix := "the pull with the credential that this node lends for it failed", codes.Unknown, ""
 	switch {
 	case aborted(err):

@@ -227,7 +227,10 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 			append(p.keys(), "outcome", out.label(), "inGrace", v.InGrace)...)
 		return g.answerFromNode(ctx, p)
 	}
-	return nil, p.loan.failed(p, out, err)
+	if p.loan.file != "" {
+		return nil, p.loan.failed(p, out, err)
+	}
+	return nil, g.explained(p, out, err)
 }
 
 // mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. A pull that
