@@ -32,6 +32,19 @@ func ParseDockercfg(payload []byte, k Key) (Sealed, error) {
 	return parse(payload, k, &file, &file)
 }
 
+// ParsePullSecret reads the data of a Secret as kubelets do: ".dockerconfigjson" of the type
+// kubernetes.io/dockerconfigjson, or ".dockercfg" of the type kubernetes.io/dockercfg. For a Secret of another type, or
+// without content, it returns ErrNoPullSecret: kubelets ignore it.
+func ParsePullSecret(kind string, data map[string][]byte, k Key) (Sealed, error) {
+	switch {
+	case kind == "kubernetes.io/dockerconfigjson" && len(data[".dockerconfigjson"]) > 0:
+		return ParseDockerConfigJSON(data[".dockerconfigjson"], k)
+	case kind == "kubernetes.io/dockercfg" && len(data[".dockercfg"]) > 0:
+		return ParseDockercfg(data[".dockercfg"], k)
+	}
+	return Sealed{}, ErrNoPullSecret
+}
+
 // parse reads a payload into file, which contains found.
 func parse(payload []byte, k Key, file any, found *auths) (Sealed, error) {
 	if err := unmarshal(payload, file, found); err != nil {

@@ -8,3 +8,6 @@ var ErrMalformed = errors.New("credential: docker configuration malformed")
 
 // ErrTooLarge means that a docker configuration exceeds MaxPayload or MaxEntries.
 var ErrTooLarge = errors.New("credential: docker configuration too large")
+
+// ErrNoPullSecret means that a Secret has another type than a docker configuration, or no content.
+var ErrNoPullSecret = errors.New("credential: not a pull secret")

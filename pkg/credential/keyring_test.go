@@ -399,3 +399,28 @@ func TestTheWorkOfFirstIsBounded(t *testing.T) {
 		t.Errorf("First = %d beside Secrets with too many wildcards; want 1", len(got))
 	}
 }
+
+// A kubelet ignores a Secret of another type, also if it has the content of a pull secret.
+func TestParsePullSecret(t *testing.T) {
+	const auths = `{"repo.test": {"username": "u", "password": "p"}}`
+	data := map[string][]byte{
+		".dockerconfigjson": []byte(`{"auths": ` + auths + `}`), ".dockercfg": []byte(auths),
+	}
+	for kind, want := range map[string]error{
+		"kubernetes.io/dockerconfigjson": nil, "kubernetes.io/dockercfg": nil,
+		"Opaque": credential.ErrNoPullSecret, "": credential.ErrNoPullSecret, "kubernetes.io/tls": credential.ErrNoPullSecret,
+	} {
+		s, err := credential.ParsePullSecret(kind, data, credential.NewKey())
+		if !errors.Is(err, want) || (s.Len() == 1) != (want == nil) {
+			t.Errorf("Secret of the type %q = %d entries, %v; want %v", kind, s.Len(), err, want)
+		}
+		if _, err := credential.ParsePullSecret(kind, nil, credential.NewKey()); !errors.Is(err, credential.ErrNoPullSecret) {
+			t.Errorf("empty Secret of the type %q = %v; want ErrNoPullSecret", kind, err)
+		}
+	}
+	data[".dockercfg"] = []byte(`{"repo.test": {"auth": "?"}}`)
+	if _, err := credential.ParsePullSecret("kubernetes.io/dockercfg", data, credential.NewKey()); !errors.Is(err,
+		credential.ErrMalformed) {
+		t.Errorf("Secret with a malformed auth = %v; want ErrMalformed", err)
+	}
+}

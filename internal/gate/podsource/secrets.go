@@ -3,6 +3,7 @@ package podsource
 import (
 	"container/list"
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -284,21 +285,13 @@ func (s *secrets) fetch(ctx context.Context, get getter, k key) (g got, err erro
 	if err != nil {
 		return g, err
 	}
-	g.sealed, g.malformed = sealedOf(secret, s.seal)
+	g.sealed, err = credential.ParsePullSecret(string(secret.Type), secret.Data, s.seal)
+	if !errors.Is(err, credential.ErrNoPullSecret) { // which has no credentials, for kubelets too
+		g.malformed = err
+	}
 	g.ref = records.SecretRef{UID: string(secret.UID), Namespace: k.namespace, Name: k.name}
 	g.whole, g.version = g.malformed == nil, secret.ResourceVersion
 	return g, nil
-}
-
-// sealedOf reads a pull secret as kubelets do: one of another type, or without the key of its type, has no credentials.
-func sealedOf(s *corev1.Secret, k credential.Key) (credential.Sealed, error) {
-	if payload := s.Data[corev1.DockerConfigJsonKey]; s.Type == corev1.SecretTypeDockerConfigJson && len(payload) > 0 {
-		return credential.ParseDockerConfigJSON(payload, k)
-	}
-	if payload := s.Data[corev1.DockerConfigKey]; s.Type == corev1.SecretTypeDockercfg && len(payload) > 0 {
-		return credential.ParseDockercfg(payload, k)
-	}
-	return credential.Sealed{}, nil
 }
 
 // done notes the result of an attempt, wakes the callers that wait for it, and logs and counts a failure.
