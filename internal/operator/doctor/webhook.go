@@ -5,10 +5,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -23,20 +21,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/operator/apiserver"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 const (
 	// webhookPatience is how long one request may take.
 	webhookPatience = 3 * time.Second
-	// maxAnswer bounds an answer of the API server.
-	maxAnswer = 16 << 20
 	// maxEndpoints is how many endpoints of a service are tried.
 	maxEndpoints = 3
 )
@@ -54,8 +48,8 @@ func (n Node) clusters(ctx context.Context) (all []Finding) {
 		file := c.Kubeconfigs[name]
 		api, err := apiServerOf(n.Path(file))
 		if err == nil {
-			err = api.get(ctx, "/api/v1/namespaces?limit=1", new(corev1.NamespaceList))
-			api.client.CloseIdleConnections()
+			err = api.Get(ctx, "/api/v1/namespaces?limit=1", new(corev1.NamespaceList))
+			api.Close()
 		}
 		if err != nil {
 			all = append(all, failed(err, "check "+file+": its API server must answer, and its identity may list namespaces",
@@ -83,12 +77,12 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 	if err != nil {
 		return unknown(remediation+"webhook configurations", "registered webhooks are not known: %v", err)
 	}
-	defer api.client.CloseIdleConnections()
+	defer api.Close()
 	mutates := false
 	for _, resource := range []string{"validatingwebhookconfigurations", "mutatingwebhookconfigurations"} {
 		// What is read has the same names in both kinds.
 		var list admissionregistrationv1.ValidatingWebhookConfigurationList
-		if err := api.get(ctx, "/apis/admissionregistration.k8s.io/v1/"+resource, &list); err != nil {
+		if err := api.Get(ctx, "/apis/admissionregistration.k8s.io/v1/"+resource, &list); err != nil {
 			return append(all, unknown(remediation+resource, "registered webhooks are not known: list %s: %v", resource, err)...)
 		}
 		for _, c := range list.Items {
@@ -246,45 +240,12 @@ func greet(
 	return "", errors.Join(err, resp.Body.Close())
 }
 
-type apiServer struct {
-	client *http.Client
-	base   string
-}
+// An apiServer finds what is behind a service.
+type apiServer struct{ *apiserver.Client }
 
 func apiServerOf(kubeconfig string) (apiServer, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return apiServer{}, err
-	}
-	config.Timeout = webhookPatience
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return apiServer{}, fmt.Errorf("%s: %w", kubeconfig, err)
-	}
-	return apiServer{client: client, base: strings.TrimSuffix(config.Host, "/")}, nil
-}
-
-func (a apiServer) get(ctx context.Context, path string, into any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path, nil)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Accept", "application/json")
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }() // it was read as far as it is used
-	body := io.LimitReader(resp.Body, maxAnswer)
-	if resp.StatusCode != http.StatusOK {
-		var s metav1.Status
-		if err := json.NewDecoder(body).Decode(&s); err != nil || s.Message == "" {
-			s.Message = resp.Status
-		}
-		s.Code = int32(resp.StatusCode) //nolint:gosec // it has three digits
-		return &apierrors.StatusError{ErrStatus: s}
-	}
-	return json.NewDecoder(body).Decode(into)
+	c, err := apiserver.New(apiserver.Options{Kubeconfig: kubeconfig, Timeout: webhookPatience})
+	return apiServer{c}, err
 }
 
 // resolve returns the addresses of a service: those of its endpoints, and the cluster IP, which an API server uses
@@ -293,7 +254,7 @@ func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.Serv
 	name, namespace, port := of.Name, of.Namespace, ptr.Deref(of.Port, 443)
 	at := endpoint{serverName: name + "." + namespace + ".svc", elsewhere: true}
 	var s corev1.Service
-	err := a.get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/services/%s", url.PathEscape(namespace), url.PathEscape(name)),
+	err := a.Get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/services/%s", url.PathEscape(namespace), url.PathEscape(name)),
 		&s)
 	if apierrors.IsNotFound(err) {
 		return endpoint{}, errors.New("the service does not exist")
@@ -332,7 +293,7 @@ func portName(ports []corev1.ServicePort, port int32) string {
 func (a apiServer) ready(ctx context.Context, namespace, name, portName string) (addresses []string, err error) {
 	var slices discoveryv1.EndpointSliceList
 	selector := url.QueryEscape("kubernetes.io/service-name=" + name)
-	if err := a.get(ctx, fmt.Sprintf("/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices?labelSelector=%s",
+	if err := a.Get(ctx, fmt.Sprintf("/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices?labelSelector=%s",
 		url.PathEscape(namespace), selector), &slices); err != nil {
 		return nil, err
 	}
