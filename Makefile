@@ -148,6 +148,7 @@ man: ## write manual pages and shell completion into bin/man and bin/completion
 	rm -rf '$(BIN)/man' '$(BIN)/completion' && mkdir -p '$(BIN)/completion'
 	GOOS= GOARCH= $(GOBUILD) -o '$(BIN)/.pullgatectl' ./cmd/pullgatectl
 	'$(BIN)/.pullgatectl' docs man '$(BIN)/man' docs
+	echo '.so man1/pullgatectl-why.1' > '$(BIN)/man/kubectl-pullgate.1'
 	for s in bash zsh fish; do '$(BIN)/.pullgatectl' completion $$s > '$(BIN)/completion/'$$s; done
 
 .PHONY: install
@@ -159,6 +160,7 @@ install: build man ## install programs, documentation and units below DESTDIR; e
 	install -D -m 0644 '$(BIN)/completion/zsh' '$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl'
 	install -D -m 0644 '$(BIN)/completion/fish' '$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'
 	install -m 0755 $(PROGRAMS:%='$(BIN)/%') '$(DESTDIR)$(PREFIX)/bin/'
+	ln -sf pullgatectl '$(DESTDIR)$(PREFIX)/bin/kubectl-pullgate'
 	install -m 0644 systemd/*.socket '$(DESTDIR)$(UNITDIR)/'
 	for s in $(SERVICES); do \
 		sed 's|/usr/local/bin/|$(PREFIX)/bin/|' systemd/$$s > '$(DESTDIR)$(UNITDIR)/'$$s && \
@@ -167,10 +169,10 @@ install: build man ## install programs, documentation and units below DESTDIR; e
 
 .PHONY: uninstall
 uninstall: ## remove what make install installed below DESTDIR; state and configuration stay
-	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') \
+	rm -f $(PROGRAMS:%='$(DESTDIR)$(PREFIX)/bin/%') '$(DESTDIR)$(PREFIX)/bin/kubectl-pullgate' \
 		$(SERVICES:%.service='$(DESTDIR)$(UNITDIR)/%.socket') $(SERVICES:%='$(DESTDIR)$(UNITDIR)/%')
 	rm -f '$(DESTDIR)$(PREFIX)/lib/sysusers.d/pullgate-policyd.conf'
-	rm -f '$(DESTDIR)$(PREFIX)/share/man/'man*/pullgate* && rm -rf '$(DESTDIR)$(PREFIX)/share/doc/pullgate'
+	rm -f '$(DESTDIR)$(PREFIX)/share/man/'man*/{pullgate*,kubectl-pullgate*} && rm -rf '$(DESTDIR)$(PREFIX)/share/doc/pullgate'
 	rm -f '$(DESTDIR)$(PREFIX)/share/bash-completion/completions/pullgatectl' \
 		'$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_pullgatectl' \
 		'$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/pullgatectl.fish'

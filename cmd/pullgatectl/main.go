@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -15,7 +16,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }
+func main() { os.Exit(run(os.Args, cli.System(), machine{})) }
 
 // A machine is the node for commands that do not use the daemon; the zero value is this machine.
 type machine struct {
@@ -23,7 +24,14 @@ type machine struct {
 	enabler nodeenable.Enabler // points the kubelet
 }
 
-func run(args []string, c *cli.Console, on machine) int { return c.Run(rootCommand(c, on), args) }
+// run runs the program with its arguments, of which the first is its name.
+func run(args []string, c *cli.Console, on machine) int {
+	root := rootCommand
+	if filepath.Base(args[0]) == "kubectl-pullgate" {
+		root = tenantCommand
+	}
+	return c.Run(root(c, on), args[1:])
+}
 
 const long = `pullgatectl asks the pullgated of this node what it knows, and corrects it: which
 credentials proved access to which image, who may use what and why.
@@ -36,7 +44,8 @@ Exit codes:
     1  failed: stderr has the reason on one line, and mostly a hint on another
     2  wrong usage
     3  pullgated is not reached
-    4  explain: the pod needs proof; pods --denied: a pod needs proof or is denied
+    4  explain: the pod needs proof; pods --denied: a pod needs proof or is denied; why: an
+       image has no credential
     5  revoke: nothing matches, and nothing was changed
    10  explain: policies deny the pod, also if it needs proof; policy test: a pod is
        denied; policy verify: an enforced rule is not met`
@@ -59,18 +68,22 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 	root := c.Root("pullgatectl", "Show and correct what the pullgated of this node knows", long,
 		statusCommand(c), imagesCommand(c), intentsCommand(c), grantsCommand(c), podsCommand(c), explainCommand(c),
 		revokeCommand(c), preloadedCommand(c), endorsementCommand(c), distrustCommand(c), storeCommand(c),
-		doctorCommand(c, on.node), watchCommand(c), nodeCommand(c, on.enabler), policyCommand(c), versionCommand(c),
-		docsCommand(c))
+		doctorCommand(c, on.node), watchCommand(c), nodeCommand(c, on.enabler), policyCommand(c), whyCommand(c),
+		versionCommand(c, "Print the version of pullgatectl; status shows that of pullgated"), docsCommand(c))
 	root.Example = examples
+	return versioned(root)
+}
+
+func versioned(root *cobra.Command) *cobra.Command {
 	root.Version = program.VersionLine("pullgatectl") // --version, as in pullgated
 	root.SetVersionTemplate("{{.Version}}\n")
 	return root
 }
 
-func versionCommand(c *cli.Console) *cobra.Command {
+func versionCommand(c *cli.Console, short string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of pullgatectl; status shows that of pullgated",
+		Short: short,
 		Args:  cobra.NoArgs,
 	}
 	o := cli.OutputFlags(cmd)

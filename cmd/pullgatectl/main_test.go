@@ -41,9 +41,8 @@ import (
 const now = "2026-07-01T12:00:00Z"
 
 func TestMain(m *testing.M) {
-	testscript.Main(leakless{m}, map[string]func(){
-		"pullgatectl": func() { os.Exit(run(os.Args[1:], consoleAtNow(), machineOfTest())) },
-	})
+	program := func() { os.Exit(run(os.Args, consoleAtNow(), machineOfTest())) }
+	testscript.Main(leakless{m}, map[string]func(){"pullgatectl": program, "kubectl-pullgate": program})
 }
 
 // leakless fails if a test has left a goroutine behind.
@@ -121,6 +120,13 @@ func TestScripts(t *testing.T) {
 				_ = os.RemoveAll(d.dir)
 			})
 			env.Values["daemon"] = d
+			a, err := startAPI(filepath.Join("testdata", "api"), d.dir)
+			if err != nil {
+				return err
+			}
+			env.Defer(a.server.Close)
+			env.Values["api"] = a
+			env.Setenv("KUBECONFIG", a.kubeconfig)
 			env.Setenv("PULLGATECTL_ENDPOINT", "unix://"+d.socket)
 			env.Setenv("SOCKET", d.socket)
 			env.Setenv("STORE", store)
@@ -136,6 +142,7 @@ func TestScripts(t *testing.T) {
 			"clean":    clean,
 			"terminal": terminal,
 			"await":    await,
+			"paths":    paths,
 		},
 	})
 }
@@ -431,6 +438,7 @@ func TestManualShowsWhatIsPrinted(t *testing.T) {
 	pages := map[string]int{
 		"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1, "allow-scanned-images.md": 1,
 		"pin-digests.md": 2, "verify-custom-resources.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1,
+		"tenants.md": 1,
 	}
 	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
@@ -448,6 +456,8 @@ func testPage(t *testing.T, manual string, atLeast int) {
 		d.stop()
 		_ = os.RemoveAll(d.dir)
 	})
+	a := testkit.Value(startAPI(filepath.Join("testdata", "api"), d.dir))(t)
+	t.Cleanup(a.server.Close)
 	raw := testkit.Value(os.ReadFile(manual))(t)
 	var want strings.Builder
 	inside, ran := false, 0
@@ -461,7 +471,7 @@ func testPage(t *testing.T, manual string, atLeast int) {
 		}
 		want.WriteString(line)
 		if inside && isCommand {
-			want.WriteString(printed(t, d, command))
+			want.WriteString(printed(t, d, a, command))
 			ran++
 		}
 	}
@@ -495,11 +505,12 @@ func TestSignaturePagesShowTheirPolicies(t *testing.T) {
 }
 
 // printed returns what a shell shows for a command, whatever its exit code.
-func printed(t *testing.T, d *daemon, command string) string {
+func printed(t *testing.T, d *daemon, a *api, command string) string {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", command)
 	cmd.Dir = docs
-	cmd.Env = append(os.Environ(), cli.EndpointVariable+"=unix://"+d.socket, "PATH="+cluster(t)+":"+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), cli.EndpointVariable+"=unix://"+d.socket, "KUBECONFIG="+a.kubeconfig,
+		"PATH="+cluster(t)+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
@@ -507,14 +518,15 @@ func printed(t *testing.T, d *daemon, command string) string {
 	return string(out)
 }
 
-// cluster returns a folder with a kubectl for a cluster of two nodes, and an ssh for which each of them is this
-// machine.
+// cluster returns a folder with a kubectl with the plugin, for a cluster of two nodes, and an ssh for which each of
+// them is this machine.
 func cluster(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, script := range map[string]string{
-		"kubectl": "#!/bin/sh\necho node/node-1\necho node/node-2\n",
-		"ssh":     "#!/bin/sh\nshift\nexec sh -c \"$*\"\n",
+		"kubectl": "#!/bin/sh\n[ \"$1\" = pullgate ] && shift && exec kubectl-pullgate \"$@\"\n" +
+			"echo node/node-1\necho node/node-2\n",
+		"ssh": "#!/bin/sh\nshift\nexec sh -c \"$*\"\n",
 	} {
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700))
 	}

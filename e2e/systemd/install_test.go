@@ -74,6 +74,7 @@ func installed(s *site) {
 		s.Errorf("changed are %s; want nothing more than\n%s", after, before)
 	}
 	s.wantPrinted(s.do("pullgated", "--version"), "pullgated v"+older+" (commit ")
+	s.wantPrinted(s.do("kubectl-pullgate", "why", "--help"), "kubectl pullgate why POD [flags]")
 }
 
 func enabled(s *site) {

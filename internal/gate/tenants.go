@@ -13,8 +13,8 @@ import (
 const seeSecrets = "this node checks pull credentials for each pod; see imagePullSecrets"
 
 // explained adds the sentence to the error of a pull that the registry denied, and keeps its code and details. It comes
-// last, because a kubelet takes the reason of a pod from the beginning. In shadow mode, and where the policy requires no
-// proof of this pod, pullgate is not why the pod waits.
+// last, because a kubelet takes the reason of a pod from the beginning. In shadow mode, and where the policy requires
+// no proof of this pod, pullgate is not why the pod waits.
 func (g *Gate) explained(p *pullCall, out outcome, err error) error {
 	if out != pullDenied || g.c.Shadow || p.noPod || !g.c.Tracker.Verifies(p.pod, p.name) {
 		return err

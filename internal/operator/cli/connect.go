@@ -35,16 +35,25 @@ func (c *Console) Patience(cmd *cobra.Command, limit time.Duration) {
 	}
 }
 
+// Limit returns how long to wait for one answer, 0 without end.
+func (c *Console) Limit() (time.Duration, error) {
+	if c.timeout < 0 {
+		return 0, Misused("0 is without end", "--timeout %s: it is 0 or more", c.timeout)
+	}
+	return c.timeout, nil
+}
+
 // Ask connects to the daemon and calls f. Each unary call in f ends after --timeout, a stream with ctx.
 func (c *Console) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) error {
-	if c.timeout < 0 {
-		return Misused("0 is without end", "--timeout %s: it is 0 or more", c.timeout)
+	limit, err := c.Limit()
+	if err != nil {
+		return err
 	}
 	path, err := c.socket()
 	if err != nil {
 		return err
 	}
-	return Link{Path: path, Limit: c.timeout}.Ask(ctx, f)
+	return Link{Path: path, Limit: limit}.Ask(ctx, f)
 }
 
 // HasEndpoint reports whether the caller has set the daemon's endpoint.

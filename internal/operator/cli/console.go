@@ -30,6 +30,8 @@ type Console struct {
 	// Now returns the current time.
 	Now func() time.Time
 
+	program string // as its messages begin, set by Root
+
 	// Set by the flags that every command has.
 	endpoint string
 	timeout  time.Duration
@@ -96,10 +98,12 @@ func note(cmd *cobra.Command, begun *bool) {
 	}
 }
 
-// Root makes the command that contains all others, with the flags of every command.
+// Root makes the command that contains all others, with the flags of every command. use is how it is called.
 func (c *Console) Root(use, short, long string, commands ...*cobra.Command) *cobra.Command {
-	root := Group(use, short, long, commands...)
+	root := Group(strings.ReplaceAll(use, " ", "-"), short, long, commands...)
+	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: use}
 	root.SilenceUsage, root.SilenceErrors = true, true
+	c.program = use
 	root.PersistentFlags().StringVar(&c.endpoint, "endpoint", "",
 		"`socket` of pullgated's admin API, else $"+EndpointVariable+", else "+Default)
 	root.PersistentFlags().DurationVar(&c.timeout, "timeout", 10*time.Second,
@@ -171,7 +175,7 @@ func helpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return Misused("see pullgatectl --help", "unknown command %q", strings.Join(args, " "))
+				return Misused("see "+cmd.Root().CommandPath()+" --help", "unknown command %q", strings.Join(args, " "))
 			}
 			return of.Help()
 		},
@@ -217,10 +221,10 @@ func (f *ExitError) Unwrap() error { return f.Err }
 
 func (c *Console) complain(f *ExitError) int {
 	if f.Err != nil {
-		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", Safe(f.Err.Error()))
+		_, _ = fmt.Fprintf(c.Err, "%s: %s\n", c.program, Safe(f.Err.Error()))
 	}
 	if advice := program.HintOf(f.Err); advice != "" {
-		_, _ = fmt.Fprintf(c.Err, "pullgatectl: hint: %s\n", Safe(advice))
+		_, _ = fmt.Fprintf(c.Err, "%s: hint: %s\n", c.program, Safe(advice))
 	}
 	return f.Code
 }
