@@ -115,14 +115,12 @@ func Explain(ctx context.Context, api *apiserver.Client, namespace, name string)
 }
 
 func podError(err error, namespace, name string) error {
-	hint := ""
+	hint := "kubectl get pod must work with the same kubeconfig and context"
 	switch {
 	case apierrors.IsNotFound(err):
 		hint = "give the namespace with -n, and the cluster with --context or --kubeconfig"
-	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+	case apierrors.IsForbidden(err):
 		hint = "ask an administrator of the namespace for the verb get on pods, serviceaccounts and secrets"
-	default:
-		hint = "kubectl get pod must work with the same kubeconfig and context"
 	}
 	return program.Hintf(hint, "read pod %s/%s: %w", namespace, name, err)
 }
