@@ -2,8 +2,10 @@ package gate
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
@@ -34,3 +36,15 @@ func (k *Kubelets) Called(gone <-chan struct{}) { k.called(gone) }
 func (k *Kubelets) CalledForImages() { k.calledForImages() }
 
 func (k *Kubelets) Watched() (since uint64, ok, changed bool) { return k.watched() }
+
+// Containers is containers.
+type Containers struct{ containers }
+
+func (k *Containers) Compare(all []*runtimeapi.Container) bool {
+	k.begin()
+	return k.compare(all, time.Now())
+}
+
+func (k *Containers) Created(sandbox string) { k.add(keyOf(sandbox, nil)) }
+
+func (k *Containers) Known() int { return len(k.known) }

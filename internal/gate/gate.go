@@ -48,6 +48,8 @@ type Gate struct {
 	changes   imageChanges
 	later     sync.WaitGroup // read-backs after the answer
 	kubelets  kubelets
+
+	containers containers
 }
 
 // Metrics counts the decisions of a [Gate]. Its methods may be called concurrently.
@@ -228,7 +230,7 @@ func (g *Gate) Handlers() map[string]criproxy.Handler {
 	return map[string]criproxy.Handler{
 		runtimeapi.ImageService_ImageStatus_FullMethodName:        decoded(g, g.imageStatus),
 		runtimeapi.ImageService_PullImage_FullMethodName:          decoded(g, g.pullImage),
-		runtimeapi.RuntimeService_CreateContainer_FullMethodName:  decoded(g, g.createContainer),
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName:  decoded(g, g.noteCreate),
 		runtimeapi.RuntimeService_StartContainer_FullMethodName:   decoded(g, g.startContainer),
 		runtimeapi.RuntimeService_RestorePod_FullMethodName:       decoded(g, g.restorePod),
 		runtimeapi.ImageService_RemoveImage_FullMethodName:        decoded(g, g.removeImage),

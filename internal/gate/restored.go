@@ -2,6 +2,7 @@ package gate
 
 import (
 	"context"
+	"crypto/sha256"
 	"strconv"
 	"strings"
 
@@ -84,6 +85,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), req.GetConfig()))
 	create.Restored(ctx)
 	for _, restored := range resp.GetRestoredContainers() {
+		g.containers.add(sha256.Sum256([]byte(restored.GetContainerId())))
 		n, described := judged[restored.GetName()]
 		if !described { // the call has no configuration for it
 			name := &runtimeapi.ContainerMetadata{Name: restored.GetName()}

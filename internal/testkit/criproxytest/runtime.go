@@ -441,7 +441,7 @@ func (r *Runtime) createLocked(sandbox string, config *cri.ContainerConfig) (str
 	id := r.idLocked("container")
 	r.containers[id] = &container{Container: &cri.Container{
 		Id: id, PodSandboxId: sandbox, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: on, ImageId: on,
-		CreatedAt: time.Now().UnixNano(), Annotations: annotations,
+		CreatedAt: time.Now().UnixNano(), Annotations: annotations, Labels: config.GetLabels(),
 	}, mounts: config.GetMounts()}
 	return id, nil
 }
