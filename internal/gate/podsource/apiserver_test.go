@@ -23,6 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -45,6 +46,8 @@ type apiserver struct {
 	seen   []string // requests, "GET /api/v1/…"
 	broken string   // the answer for a Secret called broken
 	events []*corev1.Event
+	node   *corev1.Node // nil: there is none
+	merges int          // how often its status was patched
 }
 
 type event struct {
@@ -87,9 +90,62 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
 			"status": map[string]any{"userInfo": map[string]string{"username": a.user}},
 		})
+	case r.URL.Path == "/api/v1/nodes/node-1", r.URL.Path == "/api/v1/nodes/node-1/status":
+		a.nodeStatus(w, r)
 	default:
 		answer(w, 404, status(404))
 	}
+}
+
+// nodeStatus gets the node, or merges a patch into its status.
+func (a *apiserver) nodeStatus(w http.ResponseWriter, r *http.Request) {
+	patch, err := io.ReadAll(r.Body)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case err != nil || a.node == nil:
+		answer(w, 404, status(404))
+	case r.Method == http.MethodPatch && r.Header.Get("Content-Type") == string(types.StrategicMergePatchType):
+		before, err := json.Marshal(a.node)
+		if err == nil {
+			patch, err = strategicpatch.StrategicMergePatch(before, patch, corev1.Node{})
+		}
+		if err == nil {
+			a.node = &corev1.Node{}
+			err = json.Unmarshal(patch, a.node)
+		}
+		if err != nil {
+			answer(w, 400, status(400))
+			return
+		}
+		a.merges++
+		fallthrough
+	default:
+		answer(w, 200, a.node)
+	}
+}
+
+// condition returns a condition of the node, the zero value if it has none, and the number of writes.
+func (a *apiserver) condition(kind corev1.NodeConditionType) (corev1.NodeCondition, int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.node != nil {
+		for _, c := range a.node.Status.Conditions {
+			if c.Type == kind {
+				return c, a.merges
+			}
+		}
+	}
+	return corev1.NodeCondition{}, a.merges
+}
+
+// register makes the node, with these conditions and Ready.
+func (a *apiserver) register(conditions ...corev1.NodeCondition) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.node = &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+	a.node.Name = "node-1"
+	a.node.Status.Conditions = append(conditions, corev1.NodeCondition{Type: corev1.NodeReady, Status: "True"})
 }
 
 func (a *apiserver) event(w http.ResponseWriter, r *http.Request, namespace string) {
@@ -376,7 +432,8 @@ type world struct {
 	stop    func()
 	log     klog.Logger
 
-	accounts atomic.Bool // service accounts are needed
+	accounts atomic.Bool                         // service accounts are needed
+	state    atomic.Pointer[podsource.Condition] // of the node; nil: not known
 }
 
 // inWorld runs a test in a bubble. The source starts when the test calls start.
@@ -386,7 +443,7 @@ func inWorld(t *testing.T, f func(w *world)) {
 		w := &world{
 			T: t, api: newAPIServer(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}, became: map[string]int{},
 			stop: func() {},
-			log:  ktesting.NewLogger(t, ktesting.DefaultConfig),
+			log:  ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))),
 		}
 		var end func()
 		w.net, end = w.api.serve()
@@ -399,6 +456,17 @@ func inWorld(t *testing.T, f func(w *world)) {
 				w.reasons[r]++
 			},
 			Sent: func(outcome string) {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.became[outcome]++
+			},
+			Condition: func(context.Context) (podsource.Condition, bool) {
+				if state := w.state.Load(); state != nil {
+					return *state, true
+				}
+				return podsource.Condition{}, false
+			},
+			ConditionWritten: func(outcome string) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				w.became[outcome]++

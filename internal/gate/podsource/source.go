@@ -35,6 +35,11 @@ type Options struct {
 	Failed     func(Reason)   // called for each failure; nil is allowed. It may be called concurrently and must not block
 	// Sent is called for each Event with what became of it; nil is allowed. It must not block.
 	Sent func(outcome string)
+	// Condition returns the state of the node, for its condition. known is false while it may only be transient, and then
+	// nothing is written. nil: the node has no condition. ConditionWritten is called for each write with what became of
+	// it; it must be set with Condition, and must not block.
+	Condition        func(ctx context.Context) (state Condition, known bool)
+	ConditionWritten func(outcome string)
 
 	// Accounts returns whether service accounts of pods are needed. It may be called concurrently and must not block; nil
 	// means no.
@@ -138,6 +143,7 @@ func (s *Source) Run(ctx context.Context) error {
 		g.Go(func() { s.secrets.run(ctx, c) })
 	}
 	g.Go(func() { s.events.run(ctx, s.NodeName(), s.has, c.createEvent) })
+	g.Go(func() { s.keepCondition(ctx, c) })
 	g.Go(func() { s.follow(ctx, c.core, log) })
 	g.Wait()
 	return nil
