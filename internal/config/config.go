@@ -104,8 +104,9 @@ type NodeFiles struct {
 
 // PodSource is the connection of this node to the API server.
 type PodSource struct {
-	Kubeconfig string `json:"kubeconfig"`
-	NodeName   string `json:"nodeName"`
+	Kubeconfig    string `json:"kubeconfig"`
+	NodeName      string `json:"nodeName"`
+	NodeCondition bool   `json:"nodeCondition"`
 }
 
 // Metrics is the HTTP server for scrapes and probes.
@@ -190,6 +191,7 @@ func Default() Config {
 		RegistryUnavailableGrace:               "0s",
 		NodeCredentials:                        NodeCredentials{DockerConfigFiles: []string{"/var/lib/kubelet/config.json"}},
 		RuntimeCredentials:                     RuntimeCredentialsNone,
+		PodSource:                              PodSource{NodeCondition: true},
 		Metrics:                                Metrics{Listen: "127.0.0.1:9471"},
 		Admin:                                  Admin{Listen: "unix:///run/pullgate/admin.sock"},
 		Admission: Admission{
@@ -208,6 +210,11 @@ func Default() Config {
 
 // Policy returns the verification policy with its allowlist.
 func (c Config) Policy() policy.Policy { return c.policy }
+
+// Enforces reports whether a pod that has not proved access to an image is denied it.
+func (c Config) Enforces() bool {
+	return !c.NoPullImageSecretRecheck && c.policy.Mode() != policy.ModeNeverVerify
+}
 
 // Enforcement describes in a few words the effect of the configuration on a pod that has not proved access to an image.
 func (c Config) Enforcement() string {

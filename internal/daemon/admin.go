@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -29,6 +28,14 @@ type inForce struct {
 	config config.Config
 	found  bool            // config is from a file, and not the defaults
 	reload *adminv1.Reload // its Error is "" if the result is in force
+}
+
+// text returns the configuration as YAML. An empty list is shown as [], not as null.
+func (f *inForce) text() ([]byte, error) {
+	c := f.config
+	c.Exempt.Namespaces = append([]string{}, c.Exempt.Namespaces...)
+	c.PreloadedImagesVerificationAllowlist = append([]string{}, c.PreloadedImagesVerificationAllowlist...)
+	return yaml.Marshal(c)
 }
 
 func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *gate.Runtime,
@@ -70,17 +77,13 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		Status: func(ctx context.Context) *adminv1.GetStatusResponse {
 			now := p.inForce.Load()
 			c := now.config
-			// An empty list is shown as [], not as null.
-			c.Exempt.Namespaces = append([]string{}, c.Exempt.Namespaces...)
-			c.PreloadedImagesVerificationAllowlist = append([]string{}, c.PreloadedImagesVerificationAllowlist...)
-			text, err := yaml.Marshal(c)
+			text, err := now.text()
 			if err != nil {
 				log.Info("Failed to render the configuration", "err", err)
 			}
 			s := &adminv1.GetStatusResponse{
 				Version: o.Version, Commit: o.Commit, Started: timestamppb.New(started),
-				Enforcing: !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
-				Policy:    string(c.Policy().Mode()), Configuration: string(text), Reload: now.reload,
+				Enforcing: c.Enforces(), Policy: string(c.Policy().Mode()), Configuration: string(text), Reload: now.reload,
 				ConfigurationPath: o.ConfigPath, ConfigurationFound: now.found, NotListening: p.service.notListening(),
 				Runtime: &adminv1.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()}, DecisionLog: p.decisions.status(),
 				BypassedImages: int64(p.tracker.Bypassed()),

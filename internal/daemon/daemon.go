@@ -31,7 +31,6 @@ import (
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -117,7 +116,9 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, log.close()) }()
 	feed := &adminapi.Feed{}
 
-	source := openSource(o, key, m, func() bool { return node.HasAccounts() || trk.HasAccounts() })
+	var p parts
+	source := openSource(o, key, m, func() bool { return node.HasAccounts() || trk.HasAccounts() },
+		func(ctx context.Context) (podsource.Condition, bool) { return p.condition.judge(ctx, p) })
 	facts, views, keep := forGate(source)
 	keep(admitting.fields())
 	index, to := podindex.New(), decided{log: log, feed: feed}
@@ -150,10 +151,11 @@ func Run(ctx context.Context, o Options) (err error) {
 		o.Ready()
 	}
 	svc.ready()
-	p := parts{
+	p = parts{
 		conns: conns, key: key, store: store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
 		server: server, metrics: m, on: on, inForce: &atomic.Pointer[inForce]{}, service: svc, policies: admitting,
 		stopping: &atomic.Bool{}, renewal: admitting.newRenewal(store, judge, to),
+		condition: &condition{version: o.Version},
 	}
 	p.inForce.Store(&inForce{c, o.ConfigFound, &adminv1.Reload{At: timestamppb.Now()}})
 	m.SetInForce(p.inMetrics)
@@ -214,6 +216,7 @@ type parts struct {
 	policies  *policies    // used by reload
 	stopping  *atomic.Bool // for /readyz
 	renewal   *policyclient.Renewal
+	condition *condition
 }
 
 // serve runs the parts until ctx ends or one fails. The CRI stops first, while all that its calls need still exists.
@@ -373,8 +376,7 @@ func accept(o Options, store *records.Store) error {
 
 // reservesNode reports whether pods of some namespaces are denied the credentials of the node.
 func reservesNode(c config.Config) bool {
-	return c.NodeCredentials.Namespaces != nil && !c.NoPullImageSecretRecheck &&
-		c.Policy().Mode() != policy.ModeNeverVerify
+	return c.NodeCredentials.Namespaces != nil && c.Enforces()
 }
 
 func rules(c config.Config) tracker.Rules {

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 
@@ -17,15 +18,20 @@ import (
 
 // openSource returns the configured pod source, nil if there is none. The API server and a valid kubeconfig may
 // come later, and the source says what is wrong when it runs: without pullgated the kubelet reaches no runtime.
-// accounts returns whether service accounts are needed.
-func openSource(o Options, key credential.Key, m *metrics.Metrics, accounts func() bool) *podsource.Source {
+// accounts returns whether service accounts are needed, and condition the state of the node.
+func openSource(o Options, key credential.Key, m *metrics.Metrics, accounts func() bool,
+	condition func(context.Context) (podsource.Condition, bool),
+) *podsource.Source {
 	if o.Config.PodSource.Kubeconfig == "" {
 		return nil
+	}
+	if !o.Config.PodSource.NodeCondition {
+		condition = nil
 	}
 	source, _ := podsource.New(podsource.Options{
 		Kubeconfig: o.Config.PodSource.Kubeconfig, NodeName: o.Config.PodSource.NodeName, Key: key,
 		Failed: m.PodSourceError, Sent: m.PodEvent,
-		Accounts: accounts,
+		Accounts: accounts, Condition: condition, ConditionWritten: m.NodeCondition,
 	})
 	m.SetPodSource(source.Synced)
 	return source

@@ -1,9 +1,11 @@
 package daemon_test
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -11,8 +13,11 @@ import (
 	"strings"
 	"testing"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // An apiServer has one pod and its Secrets, which never change. The tests in e2e use a real API server.
@@ -20,6 +25,7 @@ type apiServer struct {
 	kubeconfig string
 	pod        map[string]any
 	secrets    map[string]map[string]any
+	conditions chan []byte // what is patched into the status of the node; nil: there is none
 }
 
 // newAPIServer has a pod that uses the image of a case, with the case's Secrets.
@@ -74,6 +80,12 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case isSecret && a.secrets[name] != nil:
 		answer = a.secrets[name]
+	case a.conditions != nil && strings.HasPrefix(r.URL.Path, "/api/v1/nodes/node"):
+		body, _ := io.ReadAll(r.Body)
+		if r.Method == http.MethodPatch {
+			a.conditions <- body
+		}
+		answer = map[string]any{"kind": "Node", "apiVersion": "v1", "metadata": map[string]any{"name": "node"}}
 	case r.URL.Path != "/api/v1/pods":
 		w.WriteHeader(http.StatusNotFound)
 		answer = map[string]any{
@@ -122,6 +134,47 @@ func TestGraceWithoutAnEffect(t *testing.T) {
 			t.Errorf("%q: said: %v; want %v", settings, got, want)
 		}
 		p.stop()
+	}
+}
+
+// The condition of the node says what the status says, unless it is switched off.
+func TestNodeCondition(t *testing.T) {
+	t.Parallel()
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	api := newAPIServer(t, p.kubelet().PodFrom("a", "api"), tableCase{Image: "repo.test/app"})
+	api.conditions = make(chan []byte, 10)
+	off := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	off.configure(fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node, nodeCondition: false}", api.kubeconfig))
+	off.start()
+	p.configure(api.settings(), "noPullImageSecretRecheck: true")
+	p.start()
+	for _, p := range []*process{off, p} {
+		k := p.kubelet()
+		for range 2 {
+			_ = testkit.Value(k.Runtime.Status(t.Context(), &runtimeapi.StatusRequest{}))(t)
+		}
+		_ = testkit.Value(k.Images.ListImages(t.Context(), &runtimeapi.ListImagesRequest{}))(t)
+	}
+	var patch struct {
+		Status struct {
+			Conditions []struct{ Type, Status, Reason, Message string }
+		}
+	}
+	testkit.Must(t, json.Unmarshal(<-api.conditions, &patch))
+	status := testkit.Value(p.operator().GetStatus(t.Context(), &adminv1.GetStatusRequest{}))(t)
+	begin := fmt.Sprintf("pullgate %s, configuration sha256:%x: shadow mode: ", status.GetVersion(),
+		sha256.Sum256([]byte(status.GetConfiguration())))
+	if all := patch.Status.Conditions; len(all) != 1 || all[0].Type != "PullgateEnforcing" || all[0].Status != "False" ||
+		all[0].Reason != "Shadow" || !strings.HasPrefix(all[0].Message, begin) {
+		t.Errorf("%+v; want one, False, Shadow, %q", all, begin)
+	}
+	p.until(`pullgate_node_condition_writes_total{outcome="written"}`, 1)
+	p.stop()
+	for _, outcome := range []string{"written", "failed"} {
+		off.until(`pullgate_node_condition_writes_total{outcome="`+outcome+`"}`, 0)
+	}
+	if len(api.conditions) > 0 {
+		t.Errorf("a stop, or the other daemon, writes %s", <-api.conditions)
 	}
 }
 

@@ -22,8 +22,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// kubeletStarts is how long no kubelet may be seen without a finding: it or pullgated may have just started.
-const kubeletStarts = 5 * time.Minute
+// KubeletStarts is how long no kubelet may be seen without a finding: it or pullgated may have just started.
+const KubeletStarts = 5 * time.Minute
 
 func (n Node) configuration(context.Context) []Finding {
 	if n.ConfigErr != nil {
@@ -91,7 +91,7 @@ func (n Node) daemon(context.Context) []Finding {
 			"with pullgatectl preloaded accept IMAGE", "%s may have been pulled without pullgated: pods need proof",
 			counted(b, "image")))
 	}
-	if a := s.GetKubeletAbsent(); a != nil && n.Now().Sub(a.AsTime()) > kubeletStarts {
+	if a := s.GetKubeletAbsent(); a != nil && n.Now().Sub(a.AsTime()) > KubeletStarts {
 		add(warn("pullgatectl node enable; if the kubelet uses pullgated for its runtime and its images, restart the kubelet",
 			"no kubelet is seen to use pullgated since %s: images that come now may need proof",
 			a.AsTime().Format(time.RFC3339)))

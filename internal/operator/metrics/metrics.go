@@ -34,6 +34,7 @@ type Metrics struct {
 	hit, miss, callDuration                                                   *prometheus.HistogramVec
 	storeSync                                                                 prometheus.Observer
 	verdicts, checks, denials, notCreated, forwarded, sourceErrors, podEvents *prometheus.CounterVec
+	nodeConditions                                                            *prometheus.CounterVec
 	hidden, panics, unresolved, ignored, dropped                              prometheus.Counter
 	upstreamUp, distrusted, reloaded, reloadedAt                              prometheus.Gauge
 
@@ -102,6 +103,8 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m.podEvents = m.counter("pullgate_pod_events_total",
 		"Events for pods with imagePullPolicy Never whose image was answered as not present. Absent without a pod source.",
 		"outcome")
+	m.nodeConditions = m.counter("pullgate_node_condition_writes_total",
+		"Writes of the condition PullgateEnforcing of the node. Absent without a pod source.", "outcome")
 	m.sourceErrors = m.counter("pullgate_pod_source_errors_total",
 		"Things that the pod source could not learn from the API server, by reason.", "reason")
 	m.gauge("pullgate_build_info", "1, with the version of pullgate and of Go as labels.", "version",
@@ -324,6 +327,9 @@ func (m *Metrics) SetPodSource(synced func() bool) {
 	for _, o := range podsource.EventOutcomes() {
 		m.podEvents.WithLabelValues(o)
 	}
+	for _, o := range podsource.ConditionOutcomes() {
+		m.nodeConditions.WithLabelValues(o)
+	}
 	m.gaugeFunc("pullgate_pod_source_synced", "1 while the pods of the node are known and watched at the API server, "+
 		"else 0. Absent without a pod source.", func() float64 { return number(synced()) })
 }
@@ -335,6 +341,9 @@ func (m *Metrics) PodSourceError(reason podsource.Reason) {
 
 // PodEvent counts an Event of a pod, by one of podsource.EventOutcomes.
 func (m *Metrics) PodEvent(outcome string) { m.podEvents.WithLabelValues(outcome).Inc() }
+
+// NodeCondition counts a write of the node's condition, by one of podsource.ConditionOutcomes.
+func (m *Metrics) NodeCondition(outcome string) { m.nodeConditions.WithLabelValues(outcome).Inc() }
 
 // SetGrants gives the function that counts the grants at each scrape.
 func (m *Metrics) SetGrants(grants func() int) {

@@ -49,6 +49,7 @@ func newMetrics() *metrics.Metrics {
 	m.SetPodSource(func() bool { return true })
 	m.PodSourceError(podsource.Forbidden)
 	m.PodEvent(podsource.EventSent)
+	m.NodeCondition(podsource.ConditionWritten)
 	m.DecisionsDropped(3)
 	m.ConfigRead(true, time.Unix(1700000000, 5e8))
 	m.PoliciesRead(true)
@@ -87,6 +88,7 @@ func contract() map[string]string {
 		"pullgate_decisions_dropped_total":    "COUNTER ",
 
 		"pullgate_container_creations_refused_total": "COUNTER reason",
+		"pullgate_node_condition_writes_total":       "COUNTER outcome",
 
 		// as in pkg/kubelet/images/pullmanager/metrics.go of Kubernetes 1.34 to 1.36
 		"kubelet_imagemanager_image_mustpull_checks_total": "COUNTER result",
@@ -241,6 +243,9 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 	}
 	for _, o := range podsource.EventOutcomes() {
 		m.PodEvent(o)
+	}
+	for _, o := range podsource.ConditionOutcomes() {
+		m.NodeCondition(o)
 	}
 	testkit.Equal(t, "series that appear with their first event", series(t, m), before)
 }
