@@ -200,7 +200,7 @@ func (m *machine) withPodSource(t *testing.T) {
 	m.runIf(t, m.isMain(), testCase{"access-source", access})
 	m.runIf(t, true, testCase{"policies-source", policies}, testCase{"restrictions-source", restrictionsOfSource},
 		testCase{"restarts-source", restarts}, testCase{"kills-source", kills}, testCase{"static-source", static},
-		testCase{"api-server-outage", apiServerOutage}, testCase{"restarted-kubelet", restartedKubelet})
+		testCase{"restarted-kubelet", restartedKubelet}, testCase{"api-server-outage", apiServerOutage})
 	m.runIf(t, m.sendsTokens(), testCase{"service-accounts-source", serviceAccounts})
 }
 

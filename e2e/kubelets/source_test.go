@@ -2,6 +2,7 @@ package kubelets_test
 
 import (
 	"strings"
+	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +37,30 @@ func sourced(s *scenario) {
 		runs("A, Never", use("a", app, alice).pulls(never), nothing),
 		hides("B, Never", use("b", app).pulls(never)),
 	)
+}
+
+// waitForCondition waits until the node's condition has a status and a reason, beside those of the kubelet.
+func (s *scenario) waitForCondition(status corev1.ConditionStatus, reason string) {
+	s.Helper()
+	began, found := time.Now(), map[corev1.NodeConditionType]corev1.NodeCondition{}
+	is := func() bool {
+		n := testkit.Value(s.core.Nodes().Get(s.Context(), s.kubelet.Name(), metav1.GetOptions{}))(s)
+		clear(found)
+		for _, c := range n.Status.Conditions {
+			found[c.Type] = c
+		}
+		c := found["PullgateEnforcing"]
+		return c.Status == status && c.Reason == reason
+	}
+	if !host.Within(patience, is) {
+		s.Fatalf("the condition is %+v; want %s, %s", found["PullgateEnforcing"], status, reason)
+	}
+	for _, other := range []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure} {
+		if found[other].Status == "" {
+			s.Errorf("the kubelet's condition %s is gone", other)
+		}
+	}
+	s.Logf("After %v: %s", time.Since(began).Round(time.Second), found["PullgateEnforcing"].Message)
 }
 
 func (s *scenario) waitUntilSynced() {
@@ -147,7 +172,8 @@ func apiServerOutage(s *scenario) {
 	)
 }
 
-// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server has the pods.
+// After a restart of the kubelet its pods ask by a value that no sandbox carries. The API server has the pods. Before,
+// the kubelet runs past pullgated, and the first container that it creates shows that in the node's condition.
 func restartedKubelet(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
@@ -156,6 +182,12 @@ func restartedKubelet(s *scenario) {
 	s.must(r.Down())
 	s.restarted(o, 1)
 	s.gone("x")
+	s.waitForCondition(corev1.ConditionTrue, "Enforcing")
+	if s.isMain() {
+		s.must(s.kubelet.Stop())
+		s.must(s.unprotected(s.Context()))
+		s.waitForCondition(corev1.ConditionFalse, "Bypassed")
+	}
 	s.must(s.restartKubelet(s.Context(), quick()))
 	// A pod that has ended, but whose sandbox is still there, could be the one that asks.
 	s.must(s.runtimeClient().RemoveStopped(s.Context()))
