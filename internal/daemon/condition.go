@@ -29,8 +29,6 @@ type condition struct {
 	version  string
 	listed   time.Time // when the containers were listed last
 	bypassed bool      // one of them was created past pullgated
-	inForce  *inForce  // the one that hash is of
-	hash     string
 }
 
 // nodeState is what status, doctor and /readyz know of the node.
@@ -100,20 +98,10 @@ func (c *condition) of(s nodeState) podsource.Condition {
 		"the policy files are invalid, the last valid ones are in force")
 	enforces := reason == ""
 	found(enforces, reasonEnforcing, enforcement)
-	what := "pullgate " + c.version + ", configuration " + c.hashOf(s.inForce)
+	text, _ := s.inForce.text() // a configuration that was parsed can be rendered
+	what := fmt.Sprintf("pullgate %s, configuration sha256:%x", c.version, sha256.Sum256(text))
 	if hash := s.policies.GetHash(); hash != "" {
 		what += ", policies " + hash
 	}
 	return podsource.Condition{True: enforces, Reason: reason, Message: what + ": " + strings.Join(all, "; ")}
-}
-
-// hashOf returns the hash of the configuration as the status shows it.
-func (c *condition) hashOf(now *inForce) string {
-	if c.inForce != now {
-		text, err := now.text()
-		if c.inForce, c.hash = now, fmt.Sprintf("sha256:%x", sha256.Sum256(text)); err != nil {
-			c.hash = "unknown"
-		}
-	}
-	return c.hash
 }
