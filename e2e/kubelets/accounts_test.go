@@ -40,7 +40,7 @@ func (s *scenario) serviceAccountsOf(cacheType string, r *node.Registry) {
 	p := s.provider(r.Host()+"/"+s.name, cacheType)
 	defer p.remove()
 	s.must(s.restartKubelet(s.Context(), quick()))
-	a, b, rotated := kind+"-a", kind+"-b", node.Login{Username: alice.Username, Password: "canary-7d1f-rotated"}
+	a, b, rotated := kind+"-a", kind+"-b", node.Login{Username: dora.Username, Password: "canary-7d1f-rotated"}
 	of := func(team, account string, policy corev1.PullPolicy, logins ...node.Login) pod {
 		return use(team, app, logins...).pulls(policy).but(func(p *corev1.Pod) { p.Spec.ServiceAccountName = account })
 	}
@@ -49,7 +49,7 @@ func (s *scenario) serviceAccountsOf(cacheType string, r *node.Registry) {
 			s.account(team, account)
 		}
 	}
-	p.gives(a, "app", alice)
+	p.gives(a, "app", dora) // the node has offered that of alice, which is bound to no account then
 	p.gives(a, "other", rotated)
 	p.gives(b, "app", rotated)
 	before := s.accountReports()
@@ -72,7 +72,7 @@ func (s *scenario) serviceAccountsOf(cacheType string, r *node.Registry) {
 	s.runSteps(
 		refuses("A, another account", of(a, "other", ifNotPresent)),
 		refuses("B, an account of the same name", of(b, "app", ifNotPresent)),
-		runs("B, with a copy of the login in a secret", of(b, "", ifNotPresent, alice), manifest),
+		runs("B, with a copy of the login in a secret", of(b, "", ifNotPresent, dora), manifest),
 	)
 	if s.sourced {
 		s.must(r.Down(), s.gate.Restart(s.Context()))
@@ -90,7 +90,7 @@ func (s *scenario) serviceAccountsOf(cacheType string, r *node.Registry) {
 	s.must(r.Down())
 	s.runSteps(fails("A, the account recreated, the registry down", of(a, "app", ifNotPresent), `connection refused`))
 	s.must(r.Up())
-	p.gives(a, "app", alice)
+	p.gives(a, "app", dora)
 	s.must(s.restartKubelet(s.Context(), quick()))
 	s.runSteps(
 		runs("A, the account recreated", of(a, "app", ifNotPresent), manifest),
