@@ -181,8 +181,13 @@ uninstall: ## remove what make install installed below DESTDIR; state and config
 package: ## build .deb, .rpm and a bill of materials for ARCHES into dist/
 	.ci/package '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES)
 
+.PHONY: image
+image: ## build a container image for ARCHES into dist/, as an OCI image layout
+	for a in $(ARCHES); do $(MAKE) build ARCH=$$a BIN='$(BIN)/.image/'$$a; done
+	VERSION='$(VERSION)' COMMIT='$(COMMIT)' .ci/image '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES:%='$(BIN)/.image/%')
+
 .PHONY: reproducible
-reproducible: ## build the packages twice, in two directories, and check that they are identical
+reproducible: ## build packages and image twice, in two directories, and check that they are identical
 	.ci/reproducible
 
 .PHONY: release
