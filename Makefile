@@ -186,8 +186,12 @@ image: ## build a container image for ARCHES into dist/, as an OCI image layout
 	for a in $(ARCHES); do $(MAKE) build ARCH=$$a BIN='$(BIN)/.image/'$$a; done
 	VERSION='$(VERSION)' COMMIT='$(COMMIT)' .ci/image '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES:%='$(BIN)/.image/%')
 
+.PHONY: chart
+chart: ## build the Helm chart into dist/
+	VERSION='$(VERSION)' .ci/chart '$(DIST)' '$(PACKAGE_VERSION)'
+
 .PHONY: reproducible
-reproducible: ## build packages and image twice, in two directories, and check that they are identical
+reproducible: ## build packages, image and chart twice, in two directories, and check that they are identical
 	.ci/reproducible
 
 .PHONY: release

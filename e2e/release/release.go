@@ -1,4 +1,5 @@
-// Package release builds releases of containerd, of Kubernetes, of cosign, of critest and of a webhook from source.
+// Package release builds releases of containerd, of Kubernetes, of cosign, of critest, of Helm and of a webhook from
+// source.
 // What was built stays in the cache folder of the user; tools pins the versions, a folder for each.
 package release
 
@@ -90,6 +91,19 @@ func PodSecurityWebhook(ctx context.Context) (string, error) {
 		what: "the webhook of pod-security-admission", module: "k8s.io/pod-security-admission", programs: []string{"webhook"},
 	}.build(ctx, podSecurity0370)
 	return filepath.Join(dir, "webhook"), err
+}
+
+// Helm builds Helm of a major version, "3" or "4", as Containerd does, and returns its path.
+func Helm(ctx context.Context, major string) (string, error) {
+	module := "helm.sh/helm/v" + major
+	r := recipe{what: "helm", module: module, programs: []string{"helm"}}
+	if major == "3" { // it renders for a Kubernetes that the linker sets, and is 1.20 without
+		for _, v := range []string{"pkg/lint/rules.k8sVersion", "pkg/chartutil.k8sVersion"} {
+			r.stamp = append(r.stamp, module+"/"+v+"Major=1", module+"/"+v+"Minor=34")
+		}
+	}
+	dir, err := r.build(ctx, "helm-"+major)
+	return filepath.Join(dir, "helm"), err
 }
 
 // build returns the folder with the programs that a folder below tools pins, built if they are not.

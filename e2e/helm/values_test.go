@@ -1,0 +1,110 @@
+package helm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/testkit"
+
+	"github.com/pullgate/pullgate/e2e/host"
+)
+
+// A value that can never work is refused before anything is rendered, with its place.
+func TestValuesThatCannotWork(t *testing.T) {
+	for _, h := range helms(t) {
+		t.Run(h.name, func(t *testing.T) {
+			for set, place := range map[string]string{
+				"image.repository=":                                "/image/repository",
+				"image.repository=pullgate":                        "/image/repository",
+				"image.repository=https://registry.example.com/a":  "/image/repository",
+				"image.repository=registry.example.com/a:v1":       "/image/repository",
+				"image.tag=a/b":                                    "/image/tag",
+				"image.digest=sha256:0":                            "/image/digest",
+				"image.pullPolicy=Sometimes":                       "/image/pullPolicy",
+				"image.name=a":                                     "/image",
+				"imagePullSecrets={a}":                             "/imagePullSecrets/0",
+				"webhook.register=yes":                             "/webhook/register",
+				"webhook.failurePolicy=ignore":                     "/webhook/failurePolicy",
+				"webhook.timeoutSeconds=0":                         "/webhook/timeoutSeconds",
+				"webhook.timeoutSeconds=31":                        "/webhook/timeoutSeconds",
+				"webhook.excludeNamespaces={Kube}":                 "/webhook/excludeNamespaces/0",
+				"webhook.excludeNamespaces={a,a}":                  "/webhook/excludeNamespaces",
+				"webhook.tls.caBundle=":                            "/webhook/tls/caBundle",
+				"webhook.tls.caBundle=ca.crt":                      "/webhook/tls/caBundle",
+				"webhook.tls.caBundle=-----BEGIN PRIVATE KEY-----": "/webhook/tls/caBundle",
+				"webhook.tls.certManager.enabled=true":             "/webhook/tls/caBundle",
+				"webhook.tls.certManager.issuerRef.kind=Issuer":    "/webhook/tls/certManager/issuerRef",
+				"webhook.tls.secretName=":                          "/webhook/tls/secretName",
+				`webhook.policies.web\.txt=a`:                      "/webhook/policies",
+				`webhook.policies.web\.yaml=`:                      "/webhook/policies/web.yaml",
+				"webhook.podTemplates[0].group=example.org":        "/webhook/podTemplates/0",
+				"webhook.customResources[0].resource=tasks":        "/webhook/customResources/0",
+				"webhook.replicas=0":                               "/webhook/replicas",
+				"webhook.networkPolicy.enabled=true":               "/webhook/networkPolicy/apiServers",
+				"webhook.networkPolicy.apiServers={10.0.0.10}":     "/webhook/networkPolicy/apiServers/0",
+				"monitoring.rules.labels.release=not a label":      "/monitoring/rules/labels/release",
+				"monitoring.serviceMonitor.enabled=true":           "/monitoring",
+				"dispatcher.enabled=true":                          "dispatcher",
+			} {
+				_, err := h.run(t, "template", "pullgate", chart(t), "--values", values("minimal"), "--set", set)
+				if err == nil || !strings.Contains(err.Error(), "'"+place+"'") {
+					t.Errorf("--set %s: %v; want an error at %s", set, err, place)
+				}
+			}
+			// Without the webhook, neither an image nor a certificate is needed.
+			h.template(t, "--set", "webhook.enabled=false", "--set", "monitoring.rules.enabled=true")
+		})
+	}
+}
+
+// The table of the chart's README.md is that of values.yaml and values.schema.json; UPDATE=1 writes it.
+func TestREADMEHasTheValues(t *testing.T) {
+	read := func(name string) object { return parse(t, docs(t, filepath.Join("helm/pullgate", name))) }
+	var b strings.Builder
+	b.WriteString("| value | default | effect |\n| --- | --- | --- |\n")
+	rows(t, &b, "", read("values.schema.json"), read("values.yaml"))
+	path := testkit.Value(host.Upward("docs/helm/pullgate/README.md"))(t)
+	text := string(testkit.Value(os.ReadFile(path))(t))
+	before, rest, _ := strings.Cut(text, "<!-- values -->\n\n")
+	_, after, _ := strings.Cut(rest, "\n<!-- end -->")
+	want := before + "<!-- values -->\n\n" + b.String() + "\n<!-- end -->" + after
+	if os.Getenv("UPDATE") != "" {
+		testkit.Must(t, os.WriteFile(path, []byte(want), 0o644))
+	} else if text != want {
+		t.Errorf("the table of %s is not up to date; UPDATE=1 writes\n%s", path, &b)
+	}
+}
+
+// rows writes a row for each value that a schema describes, and checks that the schema has those with defaults, and no
+// other.
+func rows(t *testing.T, b *strings.Builder, at string, schema, defaults object) {
+	t.Helper()
+	properties, _ := schema["properties"].(object)
+	for name := range defaults {
+		if properties[name] == nil {
+			t.Errorf("values.schema.json does not have %s%s", at, name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		p, _ := properties[name].(object)
+		value, ok := defaults[name]
+		if name == "global" && at == "" {
+			continue // of Helm, for charts in charts
+		}
+		if !ok {
+			t.Errorf("values.yaml does not have %s%s", at, name)
+		}
+		if description, ok := p["description"].(string); ok {
+			fmt.Fprintf(b, "| `%s%s` | `%s` | %s |\n", at, name, testkit.Value(json.Marshal(value))(t), description)
+			continue
+		}
+		below, _ := value.(object)
+		rows(t, b, at+name+".", p, below)
+	}
+}
