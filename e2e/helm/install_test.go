@@ -27,6 +27,7 @@ import (
 // TestInstall installs, changes and removes releases of the chart with a real API server. The first has everything on.
 // The API server asks a pullgate-policyd behind the Service of the second. No pod runs here.
 func TestInstall(t *testing.T) {
+	t.Parallel()
 	w := begin(t)
 	for _, h := range helms(t) {
 		t.Run(h.name, func(t *testing.T) {

@@ -84,6 +84,7 @@ func documents(text string) (all []string) {
 // TestTemplateGolden shows what the chart installs. UPDATE=1 writes the files. Alert rules and dashboard are those of
 // docs/monitoring, and not repeated.
 func TestTemplateGolden(t *testing.T) {
+	t.Parallel()
 	for _, h := range helms(t) {
 		t.Run(h.name, func(t *testing.T) {
 			for _, name := range []string{"minimal", "full"} {
@@ -123,6 +124,7 @@ func elided(t *testing.T, document string) string {
 }
 
 func TestLint(t *testing.T) {
+	t.Parallel()
 	for _, h := range helms(t) {
 		t.Run(h.name, func(t *testing.T) {
 			for _, name := range []string{"minimal", "full"} {
@@ -134,6 +136,7 @@ func TestLint(t *testing.T) {
 
 // What make chart builds is the same chart, for the image of its version.
 func TestPackagedChart(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for version, want := range map[string]string{"1.2.3": "1.2.3", "0.0.0~20261128.0123456": "0.0.0-20261128.g0123456"} {
 		cmd := exec.CommandContext(t.Context(), testkit.Value(host.Upward(".ci/chart"))(t), dir, version)
@@ -162,6 +165,7 @@ func TestPackagedChart(t *testing.T) {
 // A chart and pullgate-policyd manifests install the same objects, with the same options. The chart has no Namespace,
 // and the order of the rules of a webhook means nothing.
 func TestChartIsWhatManifestsPrint(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	authority := testkit.Value(testkit.NewAuthority("authority"))(t)
 	ca, config := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "policyd.yaml")

@@ -17,6 +17,7 @@ import (
 
 // A value that can never work is refused before anything is rendered, with its place.
 func TestValuesThatCannotWork(t *testing.T) {
+	t.Parallel()
 	for _, h := range helms(t) {
 		t.Run(h.name, func(t *testing.T) {
 			for set, place := range map[string]string{
@@ -65,6 +66,7 @@ func TestValuesThatCannotWork(t *testing.T) {
 
 // The table of the chart's README.md is that of values.yaml and values.schema.json; UPDATE=1 writes it.
 func TestREADMEHasTheValues(t *testing.T) {
+	t.Parallel()
 	read := func(name string) object { return parse(t, docs(t, filepath.Join("helm/pullgate", name))) }
 	var b strings.Builder
 	b.WriteString("| value | default | effect |\n| --- | --- | --- |\n")
