@@ -129,8 +129,6 @@ func (r *Repository) Image(ctx context.Context, tag, content string) (_ node.Pus
 }
 
 // imageFor returns an image with another configuration.
-//
-//nolint:ireturn // the registry packages work with the interface
 func imageFor(base v1.Image, architecture, content string) v1.Image {
 	config := host.Must(base.ConfigFile()).DeepCopy()
 	config.OS, config.Architecture, config.Author = "linux", architecture, content
