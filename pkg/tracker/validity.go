@@ -52,7 +52,7 @@ func (r *Rules) validityOf(p *records.Proof) time.Duration {
 	if !r.Spread {
 		return r.Validity
 	}
-	h := uint64(p.LastProved.UnixNano()) //nolint:gosec // its bits are mixed
+	h := uint64(p.LastProved.UnixNano())
 	for _, c := range []byte(p.Credential[max(0, len(p.Credential)-16):]) {
 		h = (h ^ uint64(c)) * 1099511628211 // FNV-1a
 	}
