@@ -21,13 +21,18 @@ const (
 	reasonEnforcing = "Enforcing" // the condition is True
 )
 
-// containersEvery is how often the containers of the runtime are listed while a kubelet is seen to use pullgated.
-const containersEvery = time.Minute
+const (
+	// containersEvery is how often the containers of the runtime are listed while a kubelet is seen to use pullgated.
+	containersEvery = time.Minute
+	// containersKnown is how old the last list may be for the condition to be True.
+	containersKnown = 5 * time.Minute
+)
 
 // condition judges the state of the node. Its methods are not called concurrently.
 type condition struct {
 	version  string
-	listed   time.Time // when the containers were listed last
+	tried    time.Time // when the runtime was last asked for the containers
+	listed   time.Time // when it last answered that
 	bypassed bool      // one of them was created past pullgated
 }
 
@@ -54,7 +59,13 @@ func (c *condition) judge(ctx context.Context, p parts) (podsource.Condition, bo
 	if text, ready := p.ready(); !ready {
 		s.notReady = text
 	}
-	return c.of(s), true
+	judged := c.of(s)
+	return judged, c.listedFor(judged)
+}
+
+// listedFor reports whether the containers were listed lately, which a condition that is True needs.
+func (c *condition) listedFor(judged podsource.Condition) bool {
+	return !judged.True || !c.listed.IsZero() && time.Since(c.listed) < containersKnown
 }
 
 // usage reports whether the kubelet has left pullgated, and keeps whether a container was created past it. known is
@@ -67,7 +78,8 @@ func (c *condition) usage(ctx context.Context, g interface {
 	absent := g.KubeletAbsent()
 	left = !absent.IsZero() && time.Since(absent) > doctor.KubeletStarts
 	known = absent.IsZero() || left
-	if !known || time.Since(c.listed) >= containersEvery {
+	if !known || time.Since(c.tried) >= containersEvery {
+		c.tried = time.Now()
 		if found, err := g.HasBypassed(ctx); err == nil { // else the last result stays
 			c.bypassed, c.listed = found, time.Now()
 		}

@@ -131,6 +131,19 @@ func TestUsage(t *testing.T) {
 		f.bypassed = false
 		time.Sleep(time.Minute)
 		want("and removed", false, true, false, 1)
+
+		f.err = errors.New("the runtime lists nothing")
+		for i := range 6 {
+			if got := c.listedFor(podsource.Condition{True: true}); got != (i < 5) {
+				t.Errorf("%d minutes after the last list, the node enforces: %v", i, got)
+			}
+			time.Sleep(time.Minute)
+			want("no list", false, true, false, 1)
+			want("the same, at once", false, true, false, 0)
+		}
+		if !c.listedFor(podsource.Condition{}) || (&condition{}).listedFor(podsource.Condition{True: true}) {
+			t.Error("a condition that is False needs no list, and True needs one")
+		}
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
@@ -67,6 +68,7 @@ func TestHasBypassed(t *testing.T) {
 	id := testkit.Value(p.tryCreate(t.Context(), direct, alice, 4))(t)
 	p.hasBypassed("one that was not started", false)
 	p.must(direct.Start(t.Context(), id))
+	p.hasBypassed("one past pullgated, in the first list that has it", false)
 	for range 2 {
 		p.hasBypassed("one past pullgated", true)
 	}
@@ -89,6 +91,7 @@ func TestDeniedCreationIsNoCreation(t *testing.T) {
 		t.Fatal("the container of mallory was created")
 	}
 	p.creates(criproxytest.NewKubelet(t, p.runtime.Endpoint()), mallory, 0)
+	p.hasBypassed("the denied one past pullgated, in the first list that has it", false)
 	p.hasBypassed("the denied one past pullgated", true)
 }
 
@@ -119,7 +122,32 @@ func TestContainerOfALostAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.hasBypassed("the one whose answer was lost", false)
+	for range 2 {
+		p.hasBypassed("the one whose answer was lost", false)
+	}
+}
+
+// A runtime may list a container that it restored with metadata of the checkpoint: its ID is known, too.
+func TestRestoredContainerHasOtherMetadata(t *testing.T) {
+	p, alice := newProxyOfAlice(t, tracker.Options{}, exact())
+	p.hasBypassed("at first", false)
+	id := p.creates(p.Kubelet, alice, 0)
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Rewrite = func(method string, answer []byte) []byte {
+			if method != "ListContainers" {
+				return answer
+			}
+			var list runtimeapi.ListContainersResponse
+			testkit.Must(t, proto.Unmarshal(answer, &list))
+			for _, c := range list.GetContainers() {
+				c.Metadata.Attempt = 7
+			}
+			return testkit.Value(proto.Marshal(&list))(t)
+		}
+	})
+	for range 2 {
+		p.hasBypassed(id+" with another attempt", false)
+	}
 }
 
 // What is known of containers is bounded, and a container that some lists omit stays known.
@@ -147,11 +175,15 @@ func TestKnownContainersAreBounded(t *testing.T) {
 		want("and has loaded", 3, false, 3)
 		time.Sleep(11 * time.Minute)
 		want("two are gone", 1, false, 1)
-		want("another one", 2, true, 1)
-		for i := range 10_000 {
+		want("another one", 2, false, 1)
+		want("another one, again", 2, true, 1)
+		want("it is gone", 1, false, 1)
+		want("it is back", 2, false, 1)
+		for i := range 20_000 {
 			k.Created(fmt.Sprint("sandbox", i))
 		}
 		want("too many", 3, false, 3)
-		want("the next list", 4, true, 3)
+		want("the next list", 4, false, 3)
+		want("the one after that", 4, true, 3)
 	})
 }

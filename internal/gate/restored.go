@@ -2,7 +2,6 @@ package gate
 
 import (
 	"context"
-	"crypto/sha256"
 	"strconv"
 	"strings"
 
@@ -75,6 +74,9 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	create.From(ctx, tracker.Image{})
 	raw, err := g.changes.forward(ctx, c)
 	if err != nil {
+		if aborted(err) { // its containers may exist
+			g.containers.forget()
+		}
 		return nil, g.createFailed(ctx, pod, create, err)
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -85,7 +87,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), req.GetConfig()))
 	create.Restored(ctx)
 	for _, restored := range resp.GetRestoredContainers() {
-		g.containers.add(sha256.Sum256([]byte(restored.GetContainerId())))
+		g.containers.add(keyOfID(restored.GetContainerId()))
 		n, described := judged[restored.GetName()]
 		if !described { // the call has no configuration for it
 			name := &runtimeapi.ContainerMetadata{Name: restored.GetName()}

@@ -44,8 +44,10 @@ func (t *Tracker) lastGap() gap {
 	return t.gap
 }
 
+// lasts reports whether a scan that begins now is one of the gap. The gap ends with such a scan from until on, which
+// notes what has come since the one before.
 func (g *gap) lasts(since uint64, ok bool, now time.Time) bool {
-	return !ok || g.since != since || now.Before(g.until)
+	return !ok || g.since != since || now.Before(g.until) || g.scanned.Before(g.until)
 }
 
 // scan returns the gap after a scan, and the images that the scan may mark. In a gap these are imports, which have tags

@@ -127,6 +127,18 @@ func TestImagesOfAGap(t *testing.T) {
 			pulledBehind, policy.Untracked,
 		},
 		{
+			"a pull of the gap ends minutes after it, and the next scan is after these",
+			[]func(*watchedWorld){leaves, returns, scans, unseen, ends},
+			pulledBehind, policy.Untracked,
+		},
+		{
+			"it ends just before the end of the gap",
+			[]func(*watchedWorld){
+				leaves, returns, scans, scans, scans, scans, scans, scans, scans, scans, scans, scans, unseen, scans, scans,
+			},
+			pulledBehind, policy.Untracked,
+		},
+		{
 			"another client pulls, long after the gap",
 			[]func(*watchedWorld){leaves, returns, scans, ends, unseen},
 			pulledBehind, policy.Preloaded,

@@ -54,9 +54,14 @@ func New(o Options) (*Client, error) {
 		return nil, err
 	}
 	config.Timeout = o.Timeout
-	if c.http, err = rest.HTTPClientFor(config); err != nil {
+	shared, err := rest.HTTPClientFor(config)
+	if err != nil {
 		return nil, err
 	}
+	own := *shared
+	// The identity goes with every request of the client, also to another host.
+	own.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	c.http = &own
 	at, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
 		return nil, err

@@ -94,8 +94,12 @@ func Explain(ctx context.Context, api *apiserver.Client, namespace, name string)
 	key := credential.NewKey() // IDs under it show only which entries match
 	var ring credential.SealedKeyring
 	for _, n := range pod.Spec.ImagePullSecrets {
-		if n.Name == "" { // kubelets ignore it too
+		if n.Name == "" || r.names(n.Name) { // kubelets ignore the first too
 			continue
+		}
+		if len(r.Secrets) == maxSecrets {
+			r.Notes = append(r.Notes, fmt.Sprintf("Only the first %d pull secrets are shown.", maxSecrets))
+			break
 		}
 		var s corev1.Secret
 		err := api.Get(ctx, in+"secrets/"+url.PathEscape(n.Name), &s)
@@ -108,6 +112,11 @@ func Explain(ctx context.Context, api *apiserver.Client, namespace, name string)
 	}
 	for _, use := range podfile.ImagesOf(&pod.Spec) {
 		r.add(use, ring)
+	}
+	for n := range r.Secrets {
+		if s := &r.Secrets[n]; len(s.NoLogin) > 0 {
+			s.Text = "has no login for " + strings.Join(s.NoLogin, ", ")
+		}
 	}
 	r.note(ctx, api, in, &pod)
 	r.events(ctx, api, in, &pod)
@@ -168,7 +177,6 @@ func (r *Report) add(use podfile.Image, ring credential.SealedKeyring) {
 			s := &r.Secrets[n]
 			if s.State == Found && !matched[n] && !slices.Contains(s.NoLogin, ref.Repository()) {
 				s.NoLogin = append(s.NoLogin, ref.Repository())
-				s.Text = "has no login for " + strings.Join(s.NoLogin, ", ")
 			}
 		}
 	}
@@ -186,6 +194,13 @@ func (r *Report) add(use podfile.Image, ring credential.SealedKeyring) {
 		i.Credentials = Unknown
 	}
 	r.Images = append(r.Images, i)
+}
+
+// maxSecrets bounds the pull secrets that are read: a tenant writes the pod, and an operator may ask about it.
+const maxSecrets = 100
+
+func (r *Report) names(secret string) bool {
+	return slices.ContainsFunc(r.Secrets, func(s Secret) bool { return s.Name == secret })
 }
 
 func (r *Report) has(state string) bool {
