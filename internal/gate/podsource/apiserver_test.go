@@ -513,6 +513,7 @@ func (w *world) pass(d time.Duration) {
 }
 
 func (w *world) failed(r podsource.Reason) int {
+	synctest.Wait() // a failure is counted after it is known to those who wait for it
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.reasons[r]
