@@ -76,14 +76,9 @@ func (g *Gate) noteCreate(
 	key := keyOf(req.GetPodSandboxId(), req.GetConfig().GetMetadata())
 	isNew := g.containers.add(key)
 	raw, err := g.createContainer(ctx, c, req)
-	var resp runtimeapi.CreateContainerResponse
-	switch {
-	case err == nil && criproxy.DecodeAnswer(raw, &resp) == nil:
-		g.containers.add(keyOfID(resp.GetContainerId()))
+	if err == nil || aborted(err) {
 		g.containers.add(key)
-	case err == nil || aborted(err):
-		g.containers.add(key)
-	case isNew:
+	} else if isNew {
 		g.containers.drop(key)
 	}
 	return raw, err

@@ -54,11 +54,10 @@ func (g *Gate) createContainer(
 	}
 	if g.mayAnswerFirst(n, create, since) && g.readLater(n, resp.GetContainerId(), bytes, readBack) {
 		lost = func() {}
-		return raw, nil
-	}
-	if err := readBack(); err != nil {
+	} else if err := readBack(); err != nil {
 		return nil, err
 	}
+	g.containers.add(keyOfID(resp.GetContainerId()))
 	return raw, nil
 }
 
