@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -210,6 +211,13 @@ func Default() Config {
 
 // Policy returns the verification policy with its allowlist.
 func (c Config) Policy() policy.Policy { return c.policy }
+
+// YAML returns the configuration with all its fields. An empty list is shown as [], not as null.
+func (c Config) YAML() ([]byte, error) {
+	c.Exempt.Namespaces = append([]string{}, c.Exempt.Namespaces...)
+	c.PreloadedImagesVerificationAllowlist = append([]string{}, c.PreloadedImagesVerificationAllowlist...)
+	return yaml.Marshal(c)
+}
 
 // Enforces reports whether a pod that has not proved access to an image is denied it.
 func (c Config) Enforces() bool {

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
@@ -28,14 +27,6 @@ type inForce struct {
 	config config.Config
 	found  bool            // config is from a file, and not the defaults
 	reload *adminv1.Reload // its Error is "" if the result is in force
-}
-
-// text returns the configuration as YAML. An empty list is shown as [], not as null.
-func (f *inForce) text() ([]byte, error) {
-	c := f.config
-	c.Exempt.Namespaces = append([]string{}, c.Exempt.Namespaces...)
-	c.PreloadedImagesVerificationAllowlist = append([]string{}, c.PreloadedImagesVerificationAllowlist...)
-	return yaml.Marshal(c)
 }
 
 func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *gate.Runtime,
@@ -77,7 +68,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		Status: func(ctx context.Context) *adminv1.GetStatusResponse {
 			now := p.inForce.Load()
 			c := now.config
-			text, err := now.text()
+			text, err := c.YAML()
 			if err != nil {
 				log.Info("Failed to render the configuration", "err", err)
 			}

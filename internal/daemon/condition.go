@@ -110,7 +110,7 @@ func (c *condition) of(s nodeState) podsource.Condition {
 		"the policy files are invalid, the last valid ones are in force")
 	enforces := reason == ""
 	found(enforces, reasonEnforcing, enforcement)
-	text, _ := s.inForce.text() // a configuration that was parsed can be rendered
+	text, _ := s.inForce.config.YAML() // a configuration that was parsed can be rendered
 	what := fmt.Sprintf("pullgate %s, configuration sha256:%x", c.version, sha256.Sum256(text))
 	if hash := s.policies.GetHash(); hash != "" {
 		what += ", policies " + hash

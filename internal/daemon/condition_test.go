@@ -58,7 +58,7 @@ func TestConditionOf(t *testing.T) {
 	} {
 		c := condition{version: "v1.2.3"}
 		got := c.of(tc.state)
-		hash := sha256.Sum256(testkit.Value(tc.state.inForce.text())(t))
+		hash := sha256.Sum256(testkit.Value(tc.state.inForce.config.YAML())(t))
 		begin := fmt.Sprintf("pullgate v1.2.3, configuration sha256:%x", hash)
 		if got.Reason != tc.reason || got.True != (tc.reason == "Enforcing") || !strings.HasPrefix(got.Message, begin) {
 			t.Errorf("%+v; want %s, and a message that begins %q", got, tc.reason, begin)

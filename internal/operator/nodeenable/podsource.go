@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
@@ -105,8 +103,8 @@ func (s Enabler) podSource(ctx context.Context, l inspection) (steps []Step, wit
 func (s Enabler) inForce(c config.Config) bool {
 	text := func(c config.Config) string {
 		c.PodSource = config.PodSource{}
-		content, _ := yaml.Marshal(c) // as pullgated does
-		return strings.ReplaceAll(string(content), ": null\n", ": []\n")
+		content, _ := c.YAML() // as pullgated does
+		return string(content)
 	}
 	return text(c) == text(s.Daemon.Config)
 }
