@@ -37,7 +37,7 @@ review backends into the Secret pullgate-backends, which is mounted in
 /etc/pullgate/backends. The nodes have to be of version 1.30 or later.
 
 With --url, only the webhook configurations are printed, for a pullgate-policyd
-outside of the cluster. They have the form that kube-apiserver 1.36 reads from its
+outside of the cluster. They have the form that kube-apiserver 1.37 reads from its
 own disk, from a folder for each kind: the name ends with .static.k8s.io, and they
 have a URL. With --cluster, they are for one of several clusters: that with the
 name in kubeconfigs of the PolicydConfiguration.

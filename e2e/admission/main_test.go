@@ -9,15 +9,15 @@ import (
 
 const (
 	kubernetes134 = "1.34"
-	kubernetes136 = "1.36" // reads webhooks from its disk too
+	kubernetes137 = "1.37" // reads webhooks from its disk too
 )
 
-// TestAPIServer runs the rows with kube-apiserver 1.34; with NODES=matrix those of 1.36, which are more.
+// TestAPIServer runs the rows with kube-apiserver 1.34; with NODES=matrix those of 1.37, which are more.
 func TestAPIServer(t *testing.T) {
 	t.Parallel()
 	release := kubernetes134
 	if os.Getenv("NODES") == "matrix" {
-		release = kubernetes136
+		release = kubernetes137
 	}
 	w := begin(t, release)
 	// The plugin has one backend, in the place of which a pullgate-policyd runs here.
@@ -48,7 +48,7 @@ func TestAPIServer(t *testing.T) {
 		"image-validating": imageValidating,
 		"initialisers":     initialisers,
 	}
-	if release == kubernetes136 {
+	if release == kubernetes137 {
 		rows["files"] = files
 	}
 	t.Run("rows", func(t *testing.T) {

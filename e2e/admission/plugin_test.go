@@ -132,7 +132,7 @@ func bodies(r *row) {
 	testkit.Must(r, r.addEphemeral("one", "bodies.test/debug:1", false))
 	r.sameBodies("bodies.test/debug:1", apiServer, agent)
 
-	if r.cluster.Release() == kubernetes136 { // image volumes are on by default
+	if r.cluster.Release() == kubernetes137 { // image volumes are on by default
 		r.bodyWithVolume()
 	}
 

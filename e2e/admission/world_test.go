@@ -58,7 +58,7 @@ type world struct {
 	webhooks  registrationclient.ValidatingWebhookConfigurationInterface
 	objects   dynamic.Interface
 	one, two  *webhook
-	onDisk    *webhook                   // nil before 1.36
+	onDisk    *webhook                   // nil with 1.34
 	byService *unstructured.Unstructured // the webhook that is one for a cluster
 }
 
@@ -83,8 +83,7 @@ func begin(t *testing.T, release string) *world {
 		"--enable-aggregator-routing", // a service of a webhook is one of endpoints here, without a network of services
 	}
 	testkit.Must(t, os.WriteFile(w.path("authority.pem"), w.authority.PEM(), 0o600))
-	if release == kubernetes136 {
-		flags = append(flags, "--feature-gates=ManifestBasedAdmissionControlConfig=true")
+	if release == kubernetes137 {
 		w.onDisk = w.startWebhook(t, "on-disk", loopback, w.path(clusterOne))
 		testkit.Must(t, os.Mkdir(w.path("manifests"), 0o700))
 		w.onDisk.write(t)
@@ -128,7 +127,7 @@ kind: AdmissionConfiguration
 plugins:
 - {name: ImagePolicyWebhook, path: %s}
 `, w.path(clusterOne, "scanner.yaml"))
-	if release == kubernetes136 {
+	if release == kubernetes137 {
 		text += `- name: ValidatingAdmissionWebhook
   configuration:
     apiVersion: apiserver.config.k8s.io/v1

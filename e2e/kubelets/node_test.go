@@ -21,7 +21,8 @@ import (
 const (
 	kubelet130 = "1.30" // sends a pre-check for Always
 	kubelet134 = "1.34"
-	kubelet136 = "1.36" // verifies credentials itself, by default
+	kubelet136 = "1.36" // verifies credentials itself, by default, as every newer one
+	kubelet137 = "1.37"
 
 	containerd16 = "containerd-1.6" // or whatever the machine has
 	containerd24 = release.Containerd24

@@ -186,7 +186,7 @@ func describe(state, asks string) string {
 func (s *scenario) compare(rows []string) {
 	s.Helper()
 	text := testkit.Value(os.ReadFile(casesFile))(s)
-	want := rowsFor(string(text), s.release, s.sourced)
+	want := rowsFor(string(text), s.kind, s.sourced)
 	for _, row := range rows {
 		if want[caseOf(row)] != row {
 			s.Errorf("on %s with kubelet %s, pod source %v, the outcome is\n%s\n%s has\n%s",
@@ -200,8 +200,11 @@ func (s *scenario) compare(rows []string) {
 }
 
 // rowsFor returns the rows of the page for a kubelet, by case. A row of a table replaces that of an earlier one.
-func rowsFor(page, release string, sourced bool) map[string]string {
-	tables := []string{"every kubelet", "kubelet " + release}
+func rowsFor(page string, k kind, sourced bool) map[string]string {
+	tables := []string{"every kubelet", "kubelet " + k.release}
+	if k.verifiesItself() {
+		tables = append(tables, "a kubelet that verifies itself")
+	}
 	if sourced {
 		tables = append(tables, "with the pod source")
 	}

@@ -205,7 +205,7 @@ func (o ManifestOptions) webhooks() (documents []string, err error) {
 	if o.Policies != nil && o.Policies.mutate {
 		c := o.webhook("pullgate", "mutate.pullgate.dev", MutatePath, podRule())
 		c.Kind, c.Webhooks[0].ReinvocationPolicy = "MutatingWebhookConfiguration", "IfNeeded"
-		documents, err = o.print(documents, c, ", of the plugin\n# MutatingAdmissionWebhook")
+		documents, err = o.print(documents, c, ", of the plugin MutatingAdmissionWebhook")
 	}
 	if err != nil {
 		return nil, err
@@ -218,8 +218,8 @@ func (o ManifestOptions) print(documents []string, c webhookConfiguration, plugi
 	text, err := yaml.Marshal(c)
 	comment := ""
 	if o.URL != "" {
-		comment = "# For a folder of kube-apiserver 1.36 or later, with the feature gate " +
-			"ManifestBasedAdmissionControlConfig" + plugin + ".\n" +
+		comment = "# For a folder of kube-apiserver 1.37 or later" + plugin + ";\n" +
+			"# 1.36 needs the feature gate ManifestBasedAdmissionControlConfig.\n" +
 			"# https://github.com/pullgate/pullgate/blob/main/docs/webhook.md has the file of " +
 			"--admission-control-config-file that\n" +
 			"# names the folder.\n"
