@@ -282,11 +282,14 @@ With --kubeconfig also whether the webhooks of pullgate in the cluster can be re
 
 Each finding is ok, warn, fail or unknown, with a remediation unless it is ok. Nothing is
 changed. The exit code is 1 if a finding is fail. Run it as root on the node; each mirror of the
-runtime is asked once, without credentials, and each webhook, unless --no-network is given.`,
+runtime is asked once, without credentials, and each webhook, unless --no-network is given. If
+the pod source does not sync and its kubeconfig runs a program for a token, that is run too, in
+transient units of systemd, to find what the sandbox of pullgated.service forbids.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, configUsage)
-	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror and no webhook")
+	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false,
+		"ask no mirror and no webhook, and run no program of a kubeconfig")
 	cmd.Flags().StringVar(&node.Kubeconfig, "kubeconfig", "",
 		"kubeconfig `file` for the check of webhooks; its identity must be allowed to list webhook configurations")
 	o := cli.OutputFlags(cmd)

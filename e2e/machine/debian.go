@@ -19,7 +19,7 @@ const (
 )
 
 // packages are what a machine has beside the least that makes a Debian.
-func packages() []string { return []string{"systemd", "systemd-sysv", "rpm"} }
+func packages() []string { return []string{"systemd", "systemd-sysv", "dbus", "rpm"} }
 
 // debian returns a folder with a Debian of the cache. Nothing is written to it again.
 func debian(ctx context.Context) (string, error) {

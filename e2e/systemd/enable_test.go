@@ -2,8 +2,6 @@ package systemd_test
 
 import (
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -44,16 +42,8 @@ func TestNodeEnable(t *testing.T) {
 // kubelets puts a kubelet as kubeadm sets it up, one that a script runs, and k3s onto the machine.
 func (s *site) kubelets() {
 	s.Helper()
-	built := filepath.Join(s.TempDir(), "kubelet")
-	cmd := exec.CommandContext(s.Context(), "go", "build", "-o", built, "../stubkubelet")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		s.Fatalf("build the kubelet: %v\n%s", err, out)
-	}
-	program := testkit.Value(os.ReadFile(built))(s)
-	for _, name := range []string{"kubelet", "k3s"} {
-		s.must(os.WriteFile(s.machine.Path("/usr/bin/"+name), program, 0o755))
-	}
+	s.program("kubelet", "../stubkubelet")
+	s.do("cp", "/usr/bin/kubelet", "/usr/bin/k3s")
 	// In this container systemd is not always notified of the end of the last process of a unit, and would wait for 90 s.
 	const service = "[Service]\nRestart=always\nRestartSec=2\nTimeoutStopSec=3\nExecStart="
 	s.write("/usr/lib/systemd/system/kubelet.service", service+"/usr/bin/kubelet\n")

@@ -47,9 +47,7 @@ func (s *site) reviews(ctx context.Context, image string) error {
 func (s *site) startBackend() {
 	s.Helper()
 	b := reviewbackend.New(s.outer)
-	inside := testkit.Value(s.machine.Listen(s.Context(), b.Address()))(s)
-	go forward(inside, b.Address())
-	s.outer.Cleanup(func() { s.must(inside.Close()) })
+	s.forwardInto(b.Address())
 	s.backend = b
 	s.must(b.Kubeconfig(s.machine.Path("/etc/pullgate/scanner.kubeconfig"), "node"))
 }

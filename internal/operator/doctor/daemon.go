@@ -43,7 +43,7 @@ func (n Node) configuration(context.Context) []Finding {
 	return ok("%s is valid, and only root can write it", n.ConfigPath)
 }
 
-func (n Node) daemon(context.Context) []Finding {
+func (n Node) daemon(ctx context.Context) []Finding {
 	s := n.Status
 	if found := n.otherConfiguration(); found != nil {
 		return found
@@ -83,7 +83,7 @@ func (n Node) daemon(context.Context) []Finding {
 			"https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
 	} else if !p.GetSynced() {
 		add(warn("check the API server, and the messages about the pod source in journalctl -u pullgated"+
-			n.sandboxedProgram(n.Config.PodSource.Kubeconfig),
+			n.credentialProgram(ctx, n.Config.PodSource.Kubeconfig),
 			"the pod source is not synced with the API server: new pods are judged by CRI data only"))
 	}
 	if b := s.GetBypassedImages(); b > 0 {

@@ -306,6 +306,10 @@ func TestDiscover(t *testing.T) {
 			h, rest := unpack(t, archive)
 			n, err := h.Discover(t.Context(), strings.TrimSpace(rest["unit"]))
 			must(t, err)
+			if *update {
+				archive.Files[len(archive.Files)-1].Data = []byte(show(n))
+				must(t, os.WriteFile(file, txtar.Format(archive), 0o644))
+			}
 			testkit.Equal(t, "Discover", show(n), rest["want"])
 		})
 	}

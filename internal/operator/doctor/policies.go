@@ -329,21 +329,6 @@ func (n Node) account(name string) (uid, gid int, known bool) {
 	return 0, 0, false
 }
 
-// sandboxedProgram is what to do about a program by which a kubeconfig gets a credential, "" if there is none.
-func (n Node) sandboxedProgram(kubeconfig string) (hint string) {
-	c, err := clientcmd.Load([]byte(n.read(kubeconfig)))
-	if err != nil || c.Contexts[c.CurrentContext] == nil {
-		return ""
-	}
-	user := c.AuthInfos[c.Contexts[c.CurrentContext].AuthInfo]
-	if user == nil || user.Exec == nil {
-		return ""
-	}
-	return fmt.Sprintf("; %s runs %s in the sandbox of the unit, which can forbid what it does: see "+
-		"https://github.com/pullgate/pullgate/blob/main/docs/platforms.md#kubeconfigs-that-run-a-program",
-		kubeconfig, user.Exec.Command)
-}
-
 // filesOf calls needs for the files that a kubeconfig names.
 func (n Node) filesOf(kubeconfig string, needs func(path string, secret bool)) {
 	c, err := clientcmd.Load([]byte(n.read(kubeconfig)))

@@ -203,7 +203,7 @@ func (n Node) startRuntime(context.Context) (all []Finding) {
 }
 
 func (n Node) startSandbox(ctx context.Context) []Finding {
-	c, unit := n.Config, program.SandboxOf(ctx, n.Run, "pullgated.service")
+	c, unit := n.Config, program.SandboxOf(ctx, n.Run, daemonUnit)
 	all := problem("stateDir", unit.Writes(c.StateDir))
 	if c.DecisionLog.Path != "" {
 		all = append(all, problem("decisionLog.path", unit.Writes(filepath.Dir(c.DecisionLog.Path)))...)
@@ -216,8 +216,8 @@ func (n Node) startSandbox(ctx context.Context) []Finding {
 	if c.ImageEndpoint != c.RuntimeEndpoint {
 		all = append(all, caution("imageEndpoint", unit.Sees(strings.TrimPrefix(c.ImageEndpoint, "unix://")))...)
 	}
-	return slices.Concat(all, caution("podSource.kubeconfig", unit.Sees(c.PodSource.Kubeconfig)), problem("kubeletConfig",
-		unit.Sees(c.KubeletConfig)), problem("admission.policies", unit.Sees(c.Admission.Policies)),
+	return slices.Concat(all, caution("podSource.kubeconfig", n.Sees(ctx, daemonUnit, c.PodSource.Kubeconfig)), problem(
+		"kubeletConfig", unit.Sees(c.KubeletConfig)), problem("admission.policies", unit.Sees(c.Admission.Policies)),
 		problem("admission.namespaceLabels", unit.Sees(c.Admission.NamespaceLabels)), problem("admission.trustedRoot",
 			unit.Sees(c.Admission.TrustedRoot)))
 }

@@ -364,6 +364,9 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	if l.journal != nil && l.journal.Phase == Applying {
 		add("pullgatectl node enable was interrupted; run it again, or pullgatectl node disable.")
 	}
+	if j := l.journal; j != nil && j.Phase == Enabled && len(l.files)+len(l.modifiedByOthers) == 0 {
+		add("What pullgatectl node enable wrote to %s is gone; run it again, or pullgatectl node disable.", j.File.Path)
+	}
 	if stale := s.stale(l); stale != "" {
 		add("%s; run pullgatectl node enable to write it again.", stale)
 	}

@@ -82,7 +82,7 @@ func (s Enabler) podSource(ctx context.Context, l inspection) (steps []Step, wit
 	case err != nil || parseErr != nil || !reflect.DeepEqual(got, want):
 		return because("no line can be added to %s, or it sets podSource to none", file)
 	}
-	sees := program.SandboxOf(ctx, s.Host.Run, daemonUnit).Sees(source.Kubeconfig)
+	sees := s.Host.Sees(ctx, daemonUnit, source.Kubeconfig)
 	source.Kubeconfig = s.Host.Path(source.Kubeconfig)
 	if err := errors.Join(sees, doctor.PodSource(source)); err != nil {
 		return because("%s", safetext.OneLine(err))
