@@ -90,7 +90,7 @@ func contract() map[string]string {
 		"pullgate_container_creations_refused_total": "COUNTER reason",
 		"pullgate_node_condition_writes_total":       "COUNTER outcome",
 
-		// as in pkg/kubelet/images/pullmanager/metrics.go of Kubernetes 1.34 to 1.36
+		// as in pkg/kubelet/images/pullmanager/metrics.go of Kubernetes 1.34 to 1.37
 		"kubelet_imagemanager_image_mustpull_checks_total": "COUNTER result",
 		"kubelet_imagemanager_ondisk_pulledrecords":        "GAUGE ",
 		"kubelet_imagemanager_ondisk_pullintents":          "GAUGE ",
