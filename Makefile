@@ -9,8 +9,10 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
+# The public key of releases, in PKIX form and base64, which verify-release uses; make release sets it.
+RELEASE_KEY ?=
 LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/mechanics/program.,\
-	Version=$(VERSION) Commit=$(COMMIT) Date=$(DATE))
+	Version=$(VERSION) Commit=$(COMMIT) Date=$(DATE) ReleaseKey=$(RELEASE_KEY))
 # Without the traces of gRPC the linker drops the methods that nobody calls, a quarter of a program.
 GOBUILD := go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
 
@@ -41,6 +43,10 @@ BENCH ?= .
 # What make bench measures, and more flags for it, such as BENCHFLAGS='-pods 300 -rounds 15'.
 PARTS ?= calls,start,pods
 BENCHFLAGS ?=
+
+# With the file of a key, programs in the image have a signature beside them, and the image has one.
+SIGNING_KEY ?=
+export SIGNING_KEY
 
 SERVICES := $(notdir $(wildcard systemd/*.service))
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
@@ -190,8 +196,25 @@ image: ## build a container image for ARCHES into dist/, as an OCI image layout
 chart: ## build the Helm chart into dist/
 	VERSION='$(VERSION)' .ci/chart '$(DIST)' '$(PACKAGE_VERSION)'
 
+.PHONY: repository
+repository: ## make dist/ a repository of apt and dnf; with GPG_KEY a signed one
+	.ci/repository '$(DIST)'
+
+.PHONY: sign
+sign: export VERSION := $(VERSION)
+sign: export COMMIT := $(COMMIT)
+sign: export PACKAGE_VERSION := $(PACKAGE_VERSION)
+sign: export ARCHES := $(ARCHES)
+sign: export RELEASE_KEY := $(RELEASE_KEY)
+sign: ## sign what is in dist/ with the key in the file SIGNING_KEY, without a network
+	.ci/sign '$(DIST)' '$(PACKAGE_VERSION)'
+
+.PHONY: vulnerabilities
+vulnerabilities: ## look for known vulnerabilities with govulncheck, if GOVULNDB names a copy of its database
+	.ci/vulnerabilities
+
 .PHONY: reproducible
-reproducible: ## build packages, image and chart twice, in two directories, and check that they are identical
+reproducible: ## build packages, image, chart and indexes twice, in two directories, and check that they are identical
 	.ci/reproducible
 
 .PHONY: release

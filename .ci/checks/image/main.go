@@ -4,6 +4,10 @@
 //
 // Each folder has the programs for one architecture, which the programs themselves name. SOURCE_DATE_EPOCH is the time
 // of everything in the image, COMMIT its revision. The same programs result in the same bytes.
+//
+// With a key in the file SIGNING_KEY, each program NAME has a bundle NAME.sigstore.json beside it, in a layer that
+// contains nothing else, and the layout has a signature of the image as cosign writes it. The same key results in the
+// same bytes.
 package main
 
 import (
@@ -30,6 +34,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/crypto/x509roots/fallback/bundle"
+
+	"github.com/pullgate/pullgate/checks/signing"
 )
 
 const (
@@ -63,6 +69,11 @@ func run(args []string) error {
 	if s.commit == "" {
 		return fmt.Errorf("no COMMIT in the environment")
 	}
+	if file := os.Getenv("SIGNING_KEY"); file != "" {
+		if s.key, err = signing.Load(file); err != nil {
+			return err
+		}
+	}
 	index, err := s.index(args[2:])
 	if err != nil {
 		return err
@@ -71,15 +82,21 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	return to.AppendIndex(index, layout.WithAnnotations(map[string]string{
-		"org.opencontainers.image.ref.name": s.version,
-	}))
+	annotations := map[string]string{"org.opencontainers.image.ref.name": s.version}
+	if s.key != nil {
+		annotations["kind"] = "dev.cosignproject.cosign/image" // where cosign verify --local-image looks
+	}
+	if err := to.AppendIndex(index, layout.WithAnnotations(annotations)); err != nil || s.key == nil {
+		return err
+	}
+	return s.sign(to, index)
 }
 
 // A source is what an image is built of.
 type source struct {
 	version, commit string
 	at              time.Time
+	key             *signing.Key // nil for an image that is not signed
 }
 
 // labels are those of the image, in its configurations, and as annotations of its index and manifests.
@@ -127,7 +144,15 @@ func (s source) index(folders []string) (v1.ImageIndex, error) {
 		if err != nil {
 			return nil, err
 		}
-		if images[arch], err = s.image(arch, labels, roots, layer); err != nil {
+		layers := []v1.Layer{roots, layer}
+		if s.key != nil {
+			bundles, err := s.bundles(files)
+			if err != nil {
+				return nil, err
+			}
+			layers = append(layers, bundles)
+		}
+		if images[arch], err = s.image(arch, labels, layers...); err != nil {
 			return nil, err
 		}
 		architectures = append(architectures, arch)

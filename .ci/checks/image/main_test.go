@@ -18,6 +18,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"github.com/pullgate/pullgate/checks/signing"
 )
 
 // compile builds a program for an architecture.
@@ -172,6 +174,49 @@ func TestImageOfOtherProgramsIsAnError(t *testing.T) {
 	if err := run([]string{t.TempDir(), "v1", folder(t, amd64)}); err == nil {
 		t.Error("an image without a revision; want an error")
 	}
+}
+
+// With a key, each program has a bundle in a layer of its own, and the layout has a signature of the index. The same
+// key results in the same image, and the layers before are those of an image without it.
+func TestSignedImage(t *testing.T) {
+	setEnvironment(t)
+	programs := folder(t, compile(t, "amd64"))
+	plain, _ := build(t, programs)
+	key := filepath.Join(t.TempDir(), "key")
+	must(t, signing.NewTestKey(key))
+	t.Setenv("SIGNING_KEY", key)
+	var digests []string
+	for range 2 {
+		dir := t.TempDir()
+		must(t, run([]string{dir, "v1.2.3", programs}))
+		top := value(value(layout.ImageIndexFromPath(dir))(t).IndexManifest())(t).Manifests
+		if len(top) != 2 || top[1].ArtifactType != signing.BundleMediaType {
+			t.Fatalf("index.json has %+v; want the image and a signature", top)
+		}
+		digests = append(digests, top[0].Digest.String(), top[1].Digest.String())
+		signed := value(value(layout.ImageIndexFromPath(dir))(t).ImageIndex(top[0].Digest))(t)
+		got, want := layers(t, signed), layers(t, plain)
+		if len(got) != len(want)+1 || !slices.Equal(got[:len(want)], want) {
+			t.Errorf("layers %q; want %q and one more", got, want)
+		}
+	}
+	if !slices.Equal(digests[:2], digests[2:]) {
+		t.Errorf("digests %q; want the same twice", digests)
+	}
+	t.Setenv("SIGNING_KEY", key+".absent")
+	if err := run([]string{t.TempDir(), "v1.2.3", programs}); err == nil {
+		t.Error("an image with a key that is absent; want an error")
+	}
+}
+
+// layers returns the digests of the layers of the first image of an index.
+func layers(t *testing.T, index v1.ImageIndex) (digests []string) {
+	t.Helper()
+	image := value(index.Image(value(index.IndexManifest())(t).Manifests[0].Digest))(t)
+	for _, l := range value(image.Manifest())(t).Layers {
+		digests = append(digests, l.Digest.String())
+	}
+	return digests
 }
 
 // The image has every program of the repository.

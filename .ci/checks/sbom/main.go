@@ -1,5 +1,5 @@
 // Command sbom writes the bill of materials of the programs that it is given, as of SOURCE_DATE_EPOCH: the components
-// that the build information of the Go linker names.
+// that the build information of the Go linker names. It is in the format of CycloneDX, with -spdx in that of SPDX.
 package main
 
 import (
@@ -29,14 +29,24 @@ func run(programs []string, to io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("SOURCE_DATE_EPOCH: %w", err)
 	}
+	spdx := len(programs) > 0 && programs[0] == "-spdx"
+	if spdx {
+		programs = programs[1:]
+	}
 	b, err := billOf(programs, time.Unix(seconds, 0))
 	if err != nil {
 		return err
 	}
+	var made any = b
+	if spdx {
+		if made, err = b.spdx(); err != nil {
+			return err
+		}
+	}
 	e := json.NewEncoder(to)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(b)
+	return e.Encode(made)
 }
 
 // A bill is a bill of materials in CycloneDX 1.6, as far as it is used here.

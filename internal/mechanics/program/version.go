@@ -10,6 +10,9 @@ var (
 	Version = "dev"
 	Commit  = "unknown"
 	Date    = "unknown"
+
+	// ReleaseKey is the public key of releases, in PKIX form and base64, or "" in a program that is not of a release.
+	ReleaseKey = ""
 )
 
 // VersionLine returns what --version of a program prints.
