@@ -69,6 +69,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		statusCommand(c), imagesCommand(c), intentsCommand(c), grantsCommand(c), podsCommand(c), explainCommand(c),
 		revokeCommand(c), preloadedCommand(c), endorsementCommand(c), distrustCommand(c), storeCommand(c),
 		doctorCommand(c, on.node), watchCommand(c), nodeCommand(c, on.enabler), policyCommand(c), whyCommand(c),
+		verifyReleaseCommand(c),
 		versionCommand(c, "Print the version of pullgatectl; status shows that of pullgated"), docsCommand(c))
 	root.Example = examples
 	return versioned(root)

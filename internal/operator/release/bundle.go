@@ -15,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -71,6 +70,15 @@ func Verify(content io.Reader, bundle, publicKeyPEM []byte) error {
 	if err != nil {
 		return err
 	}
+	hash := sha256.New()
+	if _, err := io.Copy(hash, content); err != nil {
+		return err
+	}
+	return verifySum(hash.Sum(nil), bundle, key)
+}
+
+// verifySum is Verify for content with a SHA-256.
+func verifySum(sum, bundle []byte, key *ecdsa.PublicKey) error {
 	b, err := parseBundle(bundle)
 	if err != nil {
 		return err
@@ -79,11 +87,6 @@ func Verify(content io.Reader, bundle, publicKeyPEM []byte) error {
 	if signature == nil {
 		return fmt.Errorf("%w: the bundle signs a statement, and not a file", ErrSignature)
 	}
-	hash := sha256.New()
-	if _, err := io.Copy(hash, content); err != nil {
-		return err
-	}
-	sum := hash.Sum(nil)
 	// What the bundle says of the digest proves nothing, but tells a changed file from another key.
 	if said := signature.GetMessageDigest(); said.GetAlgorithm() != protocommon.HashAlgorithm_SHA2_256 ||
 		!bytes.Equal(said.GetDigest(), sum) {
@@ -109,7 +112,9 @@ func verifyStatement(bundle []byte, key *ecdsa.PublicKey) ([]byte, error) {
 	if envelope.GetPayloadType() != kind || len(envelope.GetSignatures()) != 1 {
 		return nil, fmt.Errorf("%w: the bundle does not have one in-toto statement with one signature", ErrSignature)
 	}
-	sum := sha256.Sum256(dsse.PAE(kind, envelope.GetPayload()))
+	// The pre-authentication encoding of DSSE. Its library would bring SSH with it.
+	sum := sha256.Sum256(fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(kind), kind, len(envelope.GetPayload()),
+		envelope.GetPayload()))
 	return envelope.GetPayload(), checkSignature(key, sum[:], envelope.GetSignatures()[0].GetSig())
 }
 

@@ -48,15 +48,20 @@ func (s signed) bundle() string { return s.path + release.BundleSuffix }
 
 func (s signed) sign(tb testing.TB, path string, content []byte) {
 	tb.Helper()
-	bundle := testkit.Value(json.Marshal(map[string]any{
+	testkit.Must(tb, os.WriteFile(path+release.BundleSuffix, s.of(content), 0o600))
+}
+
+// of returns the bundle of content.
+func (s signed) of(content []byte) []byte {
+	s.Helper()
+	return testkit.Value(json.Marshal(map[string]any{
 		"mediaType":            "application/vnd.dev.sigstore.bundle.v0.3+json",
 		"verificationMaterial": map[string]any{"publicKey": map[string]any{"hint": "x"}},
 		"messageSignature": map[string]any{
 			"messageDigest": map[string]any{"algorithm": "SHA2_256", "digest": sigstoretest.SumOf(content)},
-			"signature":     sigstoretest.Sign(tb, s.key, content),
+			"signature":     sigstoretest.Sign(s, s.key, content),
 		},
-	}))(tb)
-	testkit.Must(tb, os.WriteFile(path+release.BundleSuffix, bundle, 0o600))
+	}))(s)
 }
 
 func TestVerifyFile(t *testing.T) {
@@ -182,6 +187,19 @@ func asLink(of func(signed) string) func(*signed) {
 func bundleStatement(s signed) {
 	statement := sigstoretest.BundleJSON(s, sigstoretest.KeyBundle(s, s.key, []byte("{}")))
 	testkit.Must(s, os.WriteFile(s.bundle(), statement, 0o600))
+}
+
+// Whatever a bundle has, it is refused for content that the key has not signed.
+func FuzzVerify(f *testing.F) {
+	s := newSigned(f)
+	f.Add(testkit.Value(os.ReadFile(s.bundle()))(f))
+	f.Add(sigstoretest.BundleJSON(f, sigstoretest.KeyBundle(f, s.key, []byte("{}"))))
+	f.Add([]byte(strings.Repeat("[", 100)))
+	f.Fuzz(func(t *testing.T, bundle []byte) {
+		if err := release.Verify(strings.NewReader("other"), bundle, s.public); err == nil {
+			t.Errorf("%q verifies other content", bundle)
+		}
+	})
 }
 
 // Every cut and every flipped byte of a bundle is refused, or changes nothing of what is signed.
