@@ -72,12 +72,19 @@ https: {listen: "127.0.0.1:%d", certFile: /etc/pullgate/tls.crt, keyFile: /etc/p
 	t.Logf("%v without the build", time.Since(began).Round(time.Millisecond))
 }
 
-// build builds the image of the built programs.
+// build builds the signed image of the built programs: the layout has more than the image.
 func build(t *testing.T, dir string) (archive string) {
 	t.Helper()
+	key := filepath.Join(dir, "key")
+	sign := exec.CommandContext(t.Context(), "go", "run", "./sign", "test-key", key)
+	sign.Dir = testkit.Value(host.Upward(".ci/checks"))(t)
+	if out, err := sign.CombinedOutput(); err != nil {
+		t.Fatalf("sign: %v\n%s", err, out)
+	}
 	programs := filepath.Dir(testkit.Value(node.Program("pullgated"))(t))
 	cmd := exec.CommandContext(t.Context(), testkit.Value(host.Upward(".ci/image"))(t), dir, "0.0.1", programs)
-	cmd.Env = append(os.Environ(), "VERSION=v0.0.1", "COMMIT=0123abc", "SOURCE_DATE_EPOCH=1700000000")
+	cmd.Env = append(os.Environ(), "VERSION=v0.0.1", "COMMIT=0123abc", "SOURCE_DATE_EPOCH=1700000000",
+		"SIGNING_KEY="+key)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("image: %v\n%s", err, out)
 	}

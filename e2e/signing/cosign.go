@@ -39,6 +39,33 @@ func (c *Cosign) Public() (string, error) {
 	return string(data), err
 }
 
+// Key returns the file of its private key, whose password is empty.
+func (c *Cosign) Key() string { return c.path("cosign.key") }
+
+// SignFile signs a file in the present form, with its key and without any server. It writes the bundle
+// file.sigstore.json.
+func (c *Cosign) SignFile(ctx context.Context, file string) error {
+	return c.run(ctx, "sign-blob", "--yes", "--key", c.Key(), "--signing-config", c.path("config.json"),
+		"--bundle", file+".sigstore.json", file)
+}
+
+// VerifyFile returns nil if cosign accepts the bundle file.sigstore.json of a file by its key.
+func (c *Cosign) VerifyFile(ctx context.Context, file string) error {
+	return c.run(ctx, "verify-blob", "--key", c.path("cosign.pub"), "--insecure-ignore-tlog",
+		"--bundle", file+".sigstore.json", file)
+}
+
+// VerifyProvenance is VerifyFile for a bundle with a statement about the file, whose predicate is SLSA provenance v1.
+func (c *Cosign) VerifyProvenance(ctx context.Context, file, bundle string) error {
+	return c.run(ctx, "verify-blob-attestation", "--key", c.path("cosign.pub"), "--insecure-ignore-tlog",
+		"--type", "slsaprovenance1", "--bundle", bundle, file)
+}
+
+// VerifyLayout returns nil if cosign accepts the signature of an image in an image layout by its key.
+func (c *Cosign) VerifyLayout(ctx context.Context, dir string) error {
+	return c.run(ctx, "verify", "--local-image", "--key", c.path("cosign.pub"), "--insecure-ignore-tlog", dir)
+}
+
 func (c *Cosign) run(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, c.program, args...)
 	cmd.Dir = c.dir

@@ -1,6 +1,7 @@
 package signing
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/sha256"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -86,6 +88,28 @@ func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, a
 		},
 	}))
 	return remote.Put(r.name.Digest(fmt.Sprintf("sha256:%x", sha256.Sum256(data))), artifact(data), r.options(ctx)...)
+}
+
+// PushLayout stores the first entry of an image layout, which is an index, and then all others as they are. It returns
+// the digest of the first.
+func (r *Repository) PushLayout(ctx context.Context, dir string) (digest string, err error) {
+	defer host.Catch(&err)
+	top := host.Must(layout.ImageIndexFromPath(dir))
+	for n, entry := range host.Must(top.IndexManifest()).Manifests {
+		if n == 0 {
+			index := host.Must(top.ImageIndex(entry.Digest))
+			host.Check(remote.WriteIndex(r.name.Digest(entry.Digest.String()), index, r.options(ctx)...))
+			digest = entry.Digest.String()
+			continue
+		}
+		raw := host.Must(layout.Path(dir).Bytes(entry.Digest))
+		manifest := host.Must(v1.ParseManifest(bytes.NewReader(raw)))
+		for _, blob := range append(manifest.Layers, manifest.Config) {
+			r.putBlob(ctx, string(blob.MediaType), host.Must(layout.Path(dir).Bytes(blob.Digest)))
+		}
+		host.Check(remote.Put(r.name.Digest(entry.Digest.String()), artifact(raw), r.options(ctx)...))
+	}
+	return digest, nil
 }
 
 // Sign signs the manifest or index with a digest in the present form.
