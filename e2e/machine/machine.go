@@ -1,5 +1,5 @@
-// Package machine runs a Debian with its own systemd in a container. Its changes stay in memory and end with it; the
-// systemd of the host, if there is one, is not used.
+// Package machine runs a Debian with its own systemd in a container. Its changes stay in memory, over its reboots, and
+// end with it; the systemd of the host, if there is one, is not used.
 package machine
 
 import (
@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -41,13 +42,18 @@ func Start(ctx context.Context, dir, cgroup string, binds map[string]string) (m 
 		[ ! -e "$top$0/cgroup.procs" ] || echo $$ >"$top$0/cgroup.procs"
 	done
 	exec "$@"`
+	// The overlay is in the mount namespace, so that it outlives the nspawn of a boot: a reboot ends it with 133, a power
+	// cut with another failure.
+	boot := `mount -t tmpfs none /mnt && mkdir /mnt/upper /mnt/work /mnt/root &&
+	mount -t overlay none -o "lowerdir=$0,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root || exit
+	until "$@"; do sleep 0.1; done`
 	args := []string{
 		"-c", enter, cgroup,
 		// The processes of a machine survive their nspawn. So it runs in a PID namespace, which ends with its first process;
 		// that ends with unshare, and unshare with this process. The mount namespace ends with it.
-		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
+		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "/bin/sh", "-c", boot, base,
 		"systemd-nspawn", "--quiet", "--settings=no", "--register=no", "--keep-unit", "--boot", "--machine=pullgate",
-		"--directory=" + base, "--volatile=overlay", "--private-network", "--link-journal=no", "--resolv-conf=off",
+		"--directory=/mnt/root", "--private-network", "--link-journal=no", "--resolv-conf=off",
 		"--timezone=off", "--console=pipe",
 	}
 	for inside, outside := range binds {
@@ -83,7 +89,7 @@ func (m *Machine) Close() error {
 func (m *Machine) booted() (err error) {
 	defer host.Catch(&err)
 	pid := m.PID()
-	for range 2 { // unshare, nspawn
+	for range 3 { // unshare, the shell, nspawn
 		children := host.Must(os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid)))
 		first, _, _ := strings.Cut(strings.TrimSpace(string(children)), " ")
 		if pid, err = strconv.Atoi(first); err != nil {
@@ -96,6 +102,35 @@ func (m *Machine) booted() (err error) {
 		return nil
 	}
 	return fmt.Errorf("it is %q: %w", state, err)
+}
+
+// Reboot reboots the machine, and returns when it has booted again. Its files are kept, its network is a new one.
+func (m *Machine) Reboot(ctx context.Context) error {
+	return m.again(ctx, func() error {
+		_, err := m.Run(ctx, "systemctl", "reboot")
+		return err
+	})
+}
+
+// PowerCut kills everything on the machine at once, and returns when it has booted again. It keeps what it had written.
+func (m *Machine) PowerCut(ctx context.Context) error {
+	return m.again(ctx, func() error { return syscall.Kill(m.init, syscall.SIGKILL) })
+}
+
+func (m *Machine) again(ctx context.Context, end func() error) error {
+	before := m.init
+	if err := end(); err != nil {
+		return err
+	}
+	if err := m.Wait(ctx, func() error {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", before)); err == nil {
+			return errors.New("it has not ended yet")
+		}
+		return m.booted()
+	}); err != nil {
+		return fmt.Errorf("the machine does not boot again: %w", err)
+	}
+	return nil
 }
 
 // Path is where the host sees a path of the machine.
