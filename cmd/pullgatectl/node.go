@@ -25,11 +25,17 @@ import (
 const nodeLong = `Configure the kubelet of this node to use pullgated, revert that, and show what it dials.
 
 kubeadm, a kubelet in a systemd unit, k3s and RKE2 are supported. Running pods are not
-affected: the kubelet finds the same containers behind the other socket.`
+affected: the kubelet finds the same containers behind the other socket.
+
+install, apply and what follows them install pullgate itself, for a fleet: with a dead-man's
+switch, so that a node that nobody confirms is as before.`
 
 func nodeCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
-	return cli.Group("node", "Make the kubelet of this node use pullgated, or revert that", nodeLong,
-		nodeEnableCommand(c, enabler), nodeDisableCommand(c, enabler), nodeStatusCommand(c, enabler))
+	return cli.Group("node", "Install pullgate on this node, make its kubelet use pullgated, or revert that", nodeLong,
+		nodeEnableCommand(c, enabler), nodeDisableCommand(c, enabler), nodeStatusCommand(c, enabler),
+		nodeInstallCommand(c, enabler), nodeInstallStatusCommand(c, enabler), nodeApplyCommand(c, enabler),
+		nodeConfirmCommand(c, enabler), nodeRevertCommand(c, enabler), nodeRollbackCommand(c, enabler),
+		nodeRemoveCommand(c, enabler))
 }
 
 func nodeEnableCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {

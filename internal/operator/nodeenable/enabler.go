@@ -29,6 +29,8 @@ type Enabler struct {
 	Wait   time.Duration // how long the kubelet may take to be healthy after a restart
 	// Settle is how long it has to be healthy; 0 means 12 seconds: systemd restarts a failed kubelet after ten.
 	Settle time.Duration
+	// Boot means that the kubelet was not started since the boot: Disable neither restarts nor watches it.
+	Boot bool
 	// Progress is called when a step begins, and with the observations when a step fails; nil is allowed.
 	Progress func(line string)
 

@@ -30,6 +30,29 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 	return nil
 }
 
+// Healthy returns nil if the kubelet's unit is active, the kubelet says that it is healthy, and pullgated answers if the
+// kubelet uses it.
+func (s Enabler) Healthy(ctx context.Context) error {
+	l, err := s.inspect(ctx)
+	if err != nil && !l.unknown {
+		return err
+	}
+	units, err := s.Host.Units(ctx, l.node.Unit.Name)
+	if err != nil {
+		return err
+	}
+	if u := units[0]; u.Active != "active" {
+		return program.Hintf("see systemctl status "+u.Name, "%s is %s (%s), not active", u.Name, u.Active, u.Sub)
+	}
+	if why := s.unhealthy(ctx, l.node.Configured.Healthz); why != "" {
+		return program.Hintf("see journalctl -u "+l.node.Unit.Name, "the kubelet is not healthy: %s", why)
+	}
+	if s.enabled(l) {
+		return s.answers(ctx, l)
+	}
+	return nil
+}
+
 func (s Enabler) runs(ctx context.Context, l inspection) error {
 	if l.journal != nil || len(l.files) > 0 {
 		return nil

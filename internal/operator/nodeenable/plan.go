@@ -218,9 +218,13 @@ func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 		p.Steps = append(p.Steps, s.back(f))
 		reload = reload || isUnitFile(f.path)
 	}
-	p.Steps = append(p.Steps, restartSteps(l.node.Unit.Name, reload)...)
-	p.Steps = append(p.Steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up and the "+
-		"kubelet is healthy", s.Wait)})
+	restart := restartSteps(l.node.Unit.Name, reload)
+	if s.Boot {
+		p.Steps = append(p.Steps, slices.DeleteFunc(restart, Step.isRestart)...)
+	} else {
+		p.Steps = append(append(p.Steps, restart...), Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit "+
+			"stays up and the kubelet is healthy", s.Wait)})
+	}
 	if l.journal != nil {
 		p.Steps = append(p.Steps, Step{Action: Remove, Text: "remove " + Journal, Path: Journal})
 	}

@@ -1,0 +1,364 @@
+package nodeinstall
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
+)
+
+// A Caller says who reverts.
+type Caller string
+
+// The callers of Revert.
+const (
+	ByHand  Caller = "hand"  // takes any change back, also a confirmed one
+	ByTimer Caller = "timer" // respects a confirmation
+	ByBoot  Caller = "boot"  // respects a confirmation; the kubelet does not run yet, and is not watched
+)
+
+// Revert takes the change in progress back. If there is none, or it is confirmed, it removes what the change has left.
+func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
+	if by == ByHand {
+		// Every stage can be killed at any point.
+		_ = i.command(ctx, "systemctl", "kill", "--signal=KILL", installing) // fails if it does not run
+	}
+	waiting, cancel := context.WithTimeout(ctx, lockWithin)
+	defer cancel()
+	unlock, err := i.lock(waiting)
+	if errors.Is(err, ErrBusy) && by == ByTimer {
+		unlock, err = i.overtake(ctx)
+	}
+	if err != nil || unlock == nil {
+		return Status{}, err
+	}
+	defer func() { _ = unlock() }() // the end of the process unlocks too
+	state, err := i.State()
+	if err != nil {
+		return Status{}, err
+	}
+	j := state.Change
+	if j == nil {
+		i.tidy(ctx, nil)
+		if by != ByHand {
+			return i.Status()
+		}
+		return Status{}, program.Hintf("pullgatectl node rollback returns to the version before, pullgatectl node remove "+
+			"takes pullgate off", "no change of this node is in progress")
+	}
+	c := &change{Installer: i, state: state, req: j.Request, to: j.To}
+	if c.confirmed() && !j.Back && by != ByHand && j.Request.Action != Remove {
+		if err := c.finish(ctx); err != nil {
+			return c.status("Finish", Failed, message("Finish", err, "")), err
+		}
+		return i.Status()
+	}
+	why := map[Caller]string{
+		ByHand: "it was reverted by hand", ByTimer: "it was not confirmed in time",
+		ByBoot: "the node was restarted before it was confirmed",
+	}[by]
+	s, err := i.resolve(ctx, state, why, by == ByBoot)
+	if s.Outcome == TakenBack || s.Outcome == Removed { // which is what a revert is for
+		return s, nil
+	}
+	return s, err
+}
+
+// overtake waits for a change that is being taken back or is confirmed, and ends one that hangs.
+func (i Installer) overtake(ctx context.Context) (func() error, error) {
+	if state, err := i.State(); err == nil && state.Change != nil &&
+		i.exists(i.file("confirm-"+state.Change.Request.Attempt)) {
+		return nil, nil //nolint:nilnil // who holds the lock finishes it
+	}
+	waiting, cancel := context.WithTimeout(ctx, 2*backWithin)
+	defer cancel()
+	if unlock, err := i.lock(waiting); !errors.Is(err, ErrBusy) {
+		return unlock, err
+	}
+	_ = i.command(ctx, "systemctl", "kill", "--signal=KILL", installing)
+	waiting, cancel = context.WithTimeout(ctx, lockWithin)
+	defer cancel()
+	return i.lock(waiting)
+}
+
+// resolve ends a change: an Install or a Rollback is taken back, a Remove goes on. It goes on where a killed one ended.
+func (i Installer) resolve(ctx context.Context, state State, why string, boot bool) (Status, error) {
+	// Whoever asked to end it, a node between two states is what nobody wants.
+	ctx = context.WithoutCancel(ctx)
+	j := state.Change
+	remove := j.Request.Action == Remove
+	b := &back{Installer: i, change: j, to: state.Installed, boot: boot}
+	stage := "TakeBack"
+	if remove {
+		b.to, stage = nil, "Remove"
+	}
+	if !j.Back {
+		j.Back, j.Why = true, why
+		_ = i.writeJSON(stateFile, 0o600, state) // on a full disk it says less, and is taken back all the same
+	}
+	at := State{Installed: b.to}
+	_ = i.remove(i.file("confirm-" + j.Request.Attempt)) // it would count after the next boot
+	working := i.statusOf(j.Request, state, stage, "", cmp.Or(j.Why, why))
+	working.Outcome = ""
+	_ = i.report(working)
+	if !remove {
+		i.progress("take everything back: %s", j.Why)
+	}
+	if err := b.run(ctx); err != nil {
+		s := i.statusOf(j.Request, at, stage, Failed, message(stage, err, "correct that, then run "+i.file(versions,
+			cmp.Or(j.To.Version, "VERSION"), "pullgatectl")+" node revert"))
+		_ = i.report(s)
+		_ = i.armTimer(ctx, j.To.Version, time.Minute)
+		return s, program.WithHint(err, "correct that, then run pullgatectl node revert; it is tried again in a minute")
+	}
+	s := i.statusOf(j.Request, at, cmp.Or(j.At, stage), TakenBack, i.takenBack(j, b))
+	if remove {
+		s = i.statusOf(j.Request, at, stage, Removed, "pullgate is taken off this node")
+	}
+	return i.commit(ctx, state, s, b)
+}
+
+func (i Installer) takenBack(j *Change, b *back) string {
+	text := "nothing is installed, as before"
+	if b.to != nil {
+		text = "version " + b.to.Version + " is installed, as before"
+	}
+	text = fmt.Sprintf("stage %s: %s; everything was taken back: %s", cmp.Or(j.At, "unknown"), j.Why, text)
+	if b.unhealthy != nil {
+		text += "; but the kubelet is not healthy: " + said(b.unhealthy)
+	}
+	return text + "; journalctl -u pullgate-install -u pullgated -u " + cmp.Or(b.kubelet, "kubelet") + " has details"
+}
+
+// commit makes the end of a change the state. Programs go before the switch, the journal last.
+func (i Installer) commit(ctx context.Context, state State, s Status, b *back) (Status, error) {
+	reported := i.report(s)
+	var err error
+	if version := b.change.To.Version; !b.keeps(version) {
+		err = i.remove(path.Join(i.programs(version), "pullgated")) // pullgatectl is the last one: the switch needs it
+	}
+	for _, file := range []string{bootLink, path.Join(units, bootUnit)} {
+		err = errors.Join(err, i.restore(replaced{Path: file}))
+	}
+	i.removeFolders(b.change.Folders)
+	if err == nil && b.to != nil {
+		err = i.did("rename " + beforeFile)
+		if err == nil && i.exists(i.file(beforeFile)) {
+			err = os.Rename(i.Host.Path(i.file(beforeFile)), i.Host.Path(i.file(stateFile)))
+		}
+	} else if err == nil {
+		err = errors.Join(i.remove(i.file(beforeFile)), i.remove(i.file(stateFile)))
+	}
+	if err != nil {
+		return s, err
+	}
+	now := State{Installed: b.to}
+	err = errors.Join(i.collect(now), i.command(ctx, "systemctl", "daemon-reload"), i.disarm(ctx))
+	if reported != nil { // the disk was full, and has space again
+		err = errors.Join(err, i.report(s))
+	}
+	if err != nil {
+		i.progress("%v", err)
+	}
+	return s, outcomeError(s)
+}
+
+// A back is the way to a state: the installed version before a change, or nothing.
+type back struct {
+	Installer
+	change    *Change
+	to        *Installation // nil is nothing
+	boot      bool
+	kubelet   string
+	unhealthy error // the kubelet is not healthy although it does not use pullgated
+}
+
+func (b *back) keeps(version string) bool {
+	return b.to != nil && (b.to.Version == version || b.to.Former != nil && b.to.Former.Version == version)
+}
+
+// run goes back in the reverse order of the stages: the kubelet first, because without pullgated it reaches no runtime.
+func (b *back) run(ctx context.Context) error {
+	b.progress("the kubelet")
+	if err := b.disable(ctx); err != nil {
+		return err
+	}
+	if b.to == nil {
+		b.progress("pullgated")
+		if err := b.stop(ctx); err != nil {
+			return err
+		}
+	}
+	b.progress("files")
+	for _, f := range slices.Backward(b.change.Files) {
+		if f.Path == bootLink || f.Path == path.Join(units, bootUnit) {
+			continue
+		}
+		if err := b.restore(f); err != nil {
+			return err
+		}
+	}
+	if err := b.command(ctx, "systemctl", "daemon-reload"); err != nil {
+		return err
+	}
+	if b.to != nil {
+		return b.startFormer(ctx)
+	}
+	return b.removeState()
+}
+
+// disable points the kubelet at the runtime, unless it used pullgated before the change.
+func (b *back) disable(ctx context.Context) error {
+	if b.to != nil && b.change.Enabled {
+		return nil
+	}
+	e := b.enabler(backWithin)
+	e.Boot = b.boot
+	p, err := e.Disable(ctx)
+	if errors.Is(err, doctor.ErrNoKubelet) { // nothing uses pullgated
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// Credential providers must not wait for pullgated.
+	if err := b.remove(path.Join(e.Daemon.StateDir, nodecreds.File)); err != nil {
+		return err
+	}
+	if len(p.Steps) == 0 {
+		return nil
+	}
+	if err := b.did("disable"); err != nil {
+		return err
+	}
+	why := e.Apply(ctx, p)
+	found, err := b.Host.Discover(ctx, e.Unit)
+	if err == nil {
+		b.kubelet = found.Unit.Name
+	}
+	if why == nil {
+		return nil
+	}
+	st, err := e.Status(ctx)
+	switch {
+	case err != nil:
+		return errors.Join(why, err)
+	case st.Journal != "" && len(st.Files) > 0, found.Running != nil && found.Running.Through(e.Daemon.Listen):
+		return why // without pullgated it would reach no runtime
+	}
+	b.unhealthy = why // not because of pullgated
+	return nil
+}
+
+// stop stops pullgated and its socket, if they are of this installation.
+func (b *back) stop(ctx context.Context) error {
+	found, err := b.Host.Units(ctx, service, socket)
+	if err != nil {
+		return err
+	}
+	for _, u := range found {
+		if u.Loaded && u.Active != "inactive" {
+			if err := b.command(ctx, "systemctl", "stop", service, socket); err != nil {
+				return err
+			}
+			break
+		}
+	}
+	_ = b.command(ctx, "systemctl", "reset-failed", service, socket) // fails if there is nothing to reset
+	return b.remove("/run/pullgate")
+}
+
+// startFormer starts the version before the change, with its files.
+func (b *back) startFormer(ctx context.Context) error {
+	if b.boot { // systemd starts it next
+		return nil
+	}
+	if s, err := b.unit(ctx, socket); err != nil || s.Active != "active" {
+		if err := b.command(ctx, "systemctl", "start", socket); err != nil {
+			return err
+		}
+	}
+	if _, err := b.startDaemon(ctx, b.to.Version); err != nil {
+		return err
+	}
+	if !b.change.Enabled {
+		return nil
+	}
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for end := b.now().Add(backWithin); ; <-tick.C {
+		if b.unhealthy = b.enabler(backWithin).Healthy(ctx); b.unhealthy == nil || b.now().After(end) {
+			return nil
+		}
+	}
+}
+
+// removeState removes records and logs: those of a version that was never confirmed, and by request.
+func (b *back) removeState() error {
+	folders := b.change.Trial
+	if b.change.Request.Purge {
+		folders = stateFolders()
+	}
+	return b.removeAllOf(folders)
+}
+
+// removeAll takes pullgate off the node: the kubelet first, then pullgated, then its files. It does not go back: after
+// a kill at any point the kubelet works, and the rest is done by the switch, by the next boot, or by another call.
+func (i Installer) removeAll(ctx context.Context, state State, r Request) (Status, error) {
+	if state.Change != nil {
+		return i.resolve(ctx, state, "", false)
+	}
+	if err := i.sameMachine(r.MachineID); err != nil {
+		s := Status{Attempt: r.Attempt, Stage: "Check", Outcome: NotStarted, Message: message("Check", err, "")}
+		return s, err
+	}
+	was := state.Installed
+	if was == nil {
+		s := i.statusOf(r, state, "Remove", Removed, "nothing was installed")
+		return s, errors.Join(i.collect(state), i.report(s))
+	}
+	j := &Change{
+		Request: r, To: was.Release, Deadline: i.now().Add(r.confirmWithin()), Back: true, Folders: was.Folders,
+		Original: was.Original,
+	}
+	for _, f := range was.Files {
+		j.Files = append(j.Files, replaced{Path: f})
+	}
+	state.Change = j
+	err := i.removing(ctx, state)
+	if err != nil {
+		s := i.statusOf(r, state, "Journal", NotStarted, message("Journal", err, "nothing was removed"))
+		state.Change = nil
+		if back := errors.Join(i.remove(configuration+before), i.writeJSON(stateFile, 0o600, state)); back != nil {
+			s.Outcome, s.Message = Failed, message("Journal", errors.Join(err, back), "run pullgatectl node remove again")
+		}
+		return s, err
+	}
+	return i.resolve(ctx, state, "", false)
+}
+
+func (i Installer) removing(ctx context.Context, state State) error {
+	j := state.Change
+	if j.Original != nil {
+		if err := i.keepOriginal(j.Original); err != nil {
+			return err
+		}
+	}
+	if err := i.writeJSON(stateFile, 0o600, state); err != nil {
+		return err
+	}
+	for _, e := range i.boot(j.To.Version, "") {
+		if err := i.put(e); err != nil {
+			return err
+		}
+	}
+	return i.armTimer(ctx, j.To.Version, j.Request.confirmWithin())
+}

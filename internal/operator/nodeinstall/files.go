@@ -1,0 +1,290 @@
+package nodeinstall
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/systemd"
+)
+
+// What is changed outside of the folder.
+const (
+	configuration = "/etc/pullgate/config.yaml"
+	units         = "/etc/systemd/system"
+	service       = "pullgated.service"
+	socket        = "pullgated.socket"
+	bootUnit      = "pullgate-revert.service"
+	bootLink      = units + "/multi-user.target.wants/" + bootUnit
+)
+
+// The suffixes of files that are there during a change. Neither systemd nor pullgated reads a file with such a name.
+const (
+	temporary = ".pullgate-new"
+	before    = ".pullgate-before" // the file that was replaced, which is renamed to go back: that needs no space
+)
+
+// Programs are the programs of a version.
+func Programs() []string { return []string{"pullgated", "pullgatectl"} }
+
+// An entry is a file or a symbolic link of an installation.
+type entry struct {
+	path    string
+	content []byte
+	mode    fs.FileMode
+	target  string // of a link
+}
+
+func (i Installer) programs(version string) string { return i.file(versions, version) }
+
+// entries returns the files of a version: the configuration first, then units, in the order in which they are written.
+func (i Installer) entries(r Release, mode Mode, kubeconfig string) ([]entry, error) {
+	content, err := r.file(mode, kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	all := []entry{{path: configuration, content: content, mode: 0o644}}
+	for _, name := range []string{socket, service} {
+		unit, err := systemd.Units.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		unit = bytes.ReplaceAll(unit, []byte(systemd.Programs), []byte(i.programs(r.Version)+"/"))
+		wanted := regexp.MustCompile(`(?m)^WantedBy=(\S+)$`).FindSubmatch(unit)
+		if wanted == nil {
+			return nil, fmt.Errorf("unit %s: no WantedBy=", name)
+		}
+		all = append(all,
+			entry{path: path.Join(units, name), content: unit, mode: 0o644},
+			entry{path: path.Join(units, string(wanted[1])+".wants", name), target: path.Join(units, name)})
+	}
+	return append(all, entry{path: i.file(link), target: path.Join(versions, r.Version, "pullgatectl")}), nil
+}
+
+// isThere reports whether the node has an entry as it is.
+func (i Installer) isThere(e entry) bool {
+	file := i.Host.Path(e.path)
+	if e.target != "" {
+		target, err := os.Readlink(file)
+		return err == nil && target == e.target
+	}
+	info, err := os.Lstat(file)
+	if err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	content, err := os.ReadFile(file) //nolint:gosec // a path of this package
+	return err == nil && bytes.Equal(content, e.content)
+}
+
+// put makes an entry. What was there is kept beside it until the change has ended; a file keeps mode and owner.
+func (i Installer) put(e entry) error {
+	file := i.Host.Path(e.path)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // others may read configuration
+		return err
+	}
+	if i.isThere(e) {
+		return nil
+	}
+	if info, err := os.Lstat(file); err == nil {
+		if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeSymlink {
+			return fmt.Errorf("%s %w", e.path, disk.ErrNoFile)
+		}
+		if err := i.did("keep " + e.path); err != nil {
+			return err
+		}
+		// A second name of the same file. One that is there is from this change, because none is there at its begin.
+		if err := os.Link(file, file+before); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("keep %s: %w", e.path, err)
+		}
+	}
+	if err := i.did("write " + e.path); err != nil {
+		return err
+	}
+	if e.target != "" {
+		name := file + temporary
+		if err := errors.Join(present(os.Remove(name)), os.Symlink(e.target, name)); err != nil {
+			return err
+		}
+		if err := os.Rename(name, file); err != nil {
+			return errors.Join(err, os.Remove(name))
+		}
+		return disk.SyncFolder(filepath.Dir(file))
+	}
+	o := disk.Options{Replace: true, Mode: e.mode, KeepAttributes: true, Temporary: filepath.Base(file) + temporary}
+	if err := disk.Write(file, o, func(w io.Writer) error {
+		_, err := w.Write(e.content)
+		return err
+	}); err != nil {
+		return fmt.Errorf("write %s: %w", e.path, err)
+	}
+	return nil
+}
+
+// restore makes a file what it was before the change.
+func (i Installer) restore(r replaced) error {
+	file := i.Host.Path(r.Path)
+	if err := present(os.Remove(file + temporary)); err != nil {
+		return err
+	}
+	switch kept, err := os.Lstat(file + before); {
+	case err == nil:
+		if err := i.did("restore " + r.Path); err != nil {
+			return err
+		}
+		if now, err := os.Lstat(file); err == nil && os.SameFile(now, kept) { // killed before it was replaced
+			return errors.Join(os.Remove(file+before), disk.SyncFolder(filepath.Dir(file)))
+		}
+		return errors.Join(os.Rename(file+before, file), disk.SyncFolder(filepath.Dir(file)))
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	case r.Existed:
+		return nil // it was not replaced, or is restored
+	}
+	return i.remove(r.Path)
+}
+
+// plan notes in a change what it is to replace and to make.
+func (i Installer) plan(c *Change, all []entry) {
+	for _, e := range all {
+		c.Files = append(c.Files, replaced{Path: e.path, Existed: i.exists(e.path)})
+		var made []string
+		for dir := path.Dir(e.path); !i.exists(dir) && !slices.Contains(c.Folders, dir); dir = path.Dir(dir) {
+			made = append([]string{dir}, made...)
+		}
+		c.Folders = append(c.Folders, made...)
+	}
+	for _, dir := range stateFolders() {
+		if !i.exists(dir) {
+			c.Trial = append(c.Trial, dir)
+		}
+	}
+}
+
+// stateFolders are the folders that systemd makes for pullgated, which keep records and logs.
+func stateFolders() []string { return []string{"/var/lib/pullgate", "/var/log/pullgate"} }
+
+// originalOf returns the configuration file as it is; nil if there is none.
+func (i Installer) originalOf() (*original, error) {
+	file := i.Host.Path(configuration)
+	info, err := os.Lstat(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // a node without a configuration is the usual one
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		err = program.Hintf("put a file in its place", "%s %w", configuration, disk.ErrNoFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	content, err := i.Host.ReadFile(configuration)
+	if err != nil {
+		return nil, err
+	}
+	o := &original{Content: content, Mode: info.Mode().Perm()}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		o.UID, o.GID = int(s.Uid), int(s.Gid)
+	}
+	return o, nil
+}
+
+// keepOriginal puts the original configuration where a restore finds it.
+func (i Installer) keepOriginal(o *original) error {
+	file := i.Host.Path(configuration + before)
+	if err := i.did("write " + configuration + before); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // others may read configuration
+		return err
+	}
+	options := disk.Options{Replace: true, Mode: o.Mode, Temporary: filepath.Base(configuration) + temporary}
+	return errors.Join(disk.Write(file, options, func(w io.Writer) error {
+		_, err := w.Write(o.Content)
+		return err
+	}), os.Lchown(file, o.UID, o.GID), os.Chmod(file, o.Mode))
+}
+
+// collect removes what no installed version and no change needs.
+func (i Installer) collect(s State) error {
+	keep := []string{}
+	if s.Installed != nil {
+		keep = append(keep, s.Installed.Version)
+		if s.Installed.Former != nil {
+			keep = append(keep, s.Installed.Former.Version)
+		}
+	}
+	if s.Change != nil {
+		keep = append(keep, s.Change.To.Version)
+	}
+	entries, err := os.ReadDir(i.Host.Path(i.file(versions)))
+	all := []error{present(err)}
+	for _, e := range entries {
+		if !slices.Contains(keep, e.Name()) {
+			all = append(all, i.remove(i.file(versions, e.Name())))
+		}
+	}
+	if s.Installed == nil && s.Change == nil {
+		all = append(all, i.remove(i.file(versions)))
+	}
+	if s.Change == nil {
+		for _, pattern := range []string{"request-*.json", "confirm-*", ".*" + temporary} {
+			found, _ := filepath.Glob(i.Host.Path(i.file(pattern))) // an error is of the pattern
+			for _, f := range found {
+				all = append(all, i.remove(path.Join(i.folder(), filepath.Base(f))))
+			}
+		}
+	}
+	return errors.Join(all...)
+}
+
+// kubeletUnits are the units before which pullgated starts.
+func kubeletUnits() []string {
+	unit, _ := systemd.Units.ReadFile(service) // embedded
+	if m := regexp.MustCompile(`(?m)^Before=(.*)$`).FindSubmatch(unit); m != nil {
+		return strings.Fields(string(m[1]))
+	}
+	return nil
+}
+
+// boot is the unit that ends an unconfirmed change after a reboot, before the kubelet and pullgated start.
+func (i Installer) boot(version, kubelet string) []entry {
+	first := append(kubeletUnits(), service)
+	if kubelet != "" && !slices.Contains(first, kubelet) {
+		first = append(first, kubelet)
+	}
+	unit := fmt.Sprintf(`[Unit]
+Description=pullgate, takes back a change of this node that was not confirmed
+Documentation=man:pullgatectl-node-revert(1) https://github.com/pullgate/pullgate/blob/main/docs/node-install.md
+Before=%s
+RequiresMountsFor=%s /var/lib/pullgate
+ConditionPathExists=%s
+
+[Service]
+Type=oneshot
+ExecStart=%s/pullgatectl node revert --boot --folder %s
+# The kubelet waits for it.
+TimeoutStartSec=90
+
+[Install]
+WantedBy=multi-user.target
+`, strings.Join(first, " "), i.folder(), i.file(stateFile), i.programs(version), i.folder())
+	file := path.Join(units, bootUnit)
+	return []entry{{path: file, content: []byte(unit), mode: 0o644}, {path: bootLink, target: file}}
+}
+
+func present(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

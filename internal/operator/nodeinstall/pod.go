@@ -1,0 +1,295 @@
+package nodeinstall
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/operator/release"
+)
+
+// The annotations of the installing pod.
+const (
+	RequestAnnotation = "fleet.pullgate.dev/request"
+	ConfirmAnnotation = "fleet.pullgate.dev/confirm" // an attempt
+)
+
+// A Pod is the part of an installation that runs in a pod on the node: it places the programs, lets systemd of the host
+// apply the request, and follows that until its end.
+type Pod struct {
+	Installer          // Host and Folder
+	Annotations string // the file of a downward API volume
+	Programs    string // the folder of the programs, and of their signatures
+	Version     string // of the programs
+	// Verify returns an error if a file has no valid signature beside it; nil is release.VerifyFile.
+	Verify func(path string, publicKey []byte) error
+	Start  func(ctx context.Context, unit, description string, command ...string) error
+	Runs   func(ctx context.Context, unit string) (bool, error)
+}
+
+// startsAllowed is how often the pod lets systemd start the same attempt, which may be killed.
+const startsAllowed = 3
+
+// more is how long an attempt may take beyond its own limits: to go back, and to wait for a lock.
+const more = 10 * time.Minute
+
+// Run carries out the request of the pod's annotations, and returns how that ended. The error says why if not well.
+func (p Pod) Run(ctx context.Context) (Status, error) {
+	r, err := p.request()
+	if err != nil {
+		return Status{Stage: "Request", Outcome: NotStarted, Message: message("Request", err, "nothing was changed")}, err
+	}
+	last, err := p.Status()
+	state, stateErr := p.State()
+	if err == nil && stateErr == nil && last.Attempt == r.Attempt && last.Outcome != "" && state.Change == nil {
+		return last, outcomeError(last)
+	}
+	command, err := p.prepare(state, r)
+	if err = errors.Join(stateErr, err); err != nil {
+		return Status{
+			Attempt: r.Attempt, Stage: "Place", Outcome: NotStarted, Version: r.Version,
+			Message: message("Place", err, "nothing was changed"),
+		}, err
+	}
+	if command == nil {
+		return Status{Attempt: r.Attempt, Stage: "Remove", Outcome: Removed, Message: "nothing was installed"}, nil
+	}
+	return p.follow(ctx, r, command)
+}
+
+// request reads the request of the pod's annotations.
+func (p Pod) request() (Request, error) {
+	all, err := p.annotations()
+	if err != nil {
+		return Request{}, err
+	}
+	text, ok := all[RequestAnnotation]
+	if !ok {
+		return Request{}, program.Hintf("pullgate-dispatcher makes this pod", "the pod has no annotation %s", RequestAnnotation)
+	}
+	return ParseRequest([]byte(text))
+}
+
+// annotations reads the file of a downward API volume: lines of the form key="value", quoted as in Go.
+func (p Pod) annotations() (map[string]string, error) {
+	text, err := disk.Read(p.Annotations, 4*maxRequest)
+	if err != nil {
+		return nil, fmt.Errorf("read the pod's annotations: %w", err)
+	}
+	all := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		key, quoted, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
+		value, err := strconv.Unquote(quoted)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("read the pod's annotations: %s: a line is not key=\"value\"", p.Annotations)
+		}
+		all[key] = value
+	}
+	return all, nil
+}
+
+// prepare places what the host needs, and returns what it is to run; nil if there is nothing to remove.
+func (p Pod) prepare(state State, r Request) ([]string, error) {
+	version := r.Version
+	switch j := state.Change; {
+	case j != nil && j.Request.Attempt == r.Attempt: // it was placed, and killed
+		version = j.To.Version
+	case j != nil && !p.dead(j):
+		return nil, program.Hintf("wait until it has ended", "attempt %s is in progress on this node, until %s",
+			j.Request.Attempt, j.Deadline.UTC().Format(time.RFC3339))
+	case r.Action != Install && state.Installed != nil:
+		version = state.Installed.Version
+	case r.Action != Install && j != nil:
+		version = j.To.Version
+	case r.Action == Remove:
+		return nil, nil
+	case r.Action == Rollback:
+		return nil, errors.New("nothing is installed on this node, so there is no former version")
+	default:
+		if err := errors.Join(p.sameMachine(""), sameKey(state, r)); err != nil {
+			return nil, err
+		}
+		if p.Version != version {
+			return nil, program.Hintf("use the image of that version",
+				"the request is for version %s, and this image has %s", version, p.Version)
+		}
+		if err := p.place(state, r); err != nil {
+			return nil, errors.Join(err, p.collect(state))
+		}
+	}
+	if err := p.writeJSON("request-"+r.Attempt+".json", 0o600, r); err != nil {
+		return nil, errors.Join(err, p.collect(state))
+	}
+	return []string{
+		path.Join(p.programs(version), "pullgatectl"), "node", "apply", "--folder", p.folder(),
+		"--request", p.file("request-" + r.Attempt + ".json"),
+	}, nil
+}
+
+// place copies the programs, verifies the copies, and gives their folder its name.
+func (p Pod) place(state State, r Request) (err error) {
+	if i := state.Installed; i != nil && i.Version == r.Version && p.exists(p.programs(r.Version)) {
+		return p.samePrograms(r.Version)
+	}
+	dir := p.file(versions, ".new-"+r.Version)
+	if err := errors.Join(p.remove(dir), os.MkdirAll(p.Host.Path(dir), 0o755)); err != nil { //nolint:gosec // programs
+		return err
+	}
+	for _, name := range Programs() {
+		if err := p.copy(path.Join(dir, name), name, 0o755); err != nil {
+			return err
+		}
+		if r.Unsigned {
+			continue
+		}
+		if err := present(p.copy(path.Join(dir, name+release.BundleSuffix), name+release.BundleSuffix, 0o644)); err != nil {
+			return err
+		}
+		verify := p.Verify
+		if verify == nil {
+			verify = release.VerifyFile
+		}
+		if err := verify(p.Host.Path(path.Join(dir, name)), []byte(r.PublicKey)); err != nil {
+			return err
+		}
+	}
+	if err := p.remove(p.programs(r.Version)); err != nil {
+		return err
+	}
+	if err := p.did("rename " + dir); err != nil {
+		return err
+	}
+	return errors.Join(os.Rename(p.Host.Path(dir), p.Host.Path(p.programs(r.Version))),
+		disk.SyncFolder(p.Host.Path(p.file(versions))))
+}
+
+func (p Pod) copy(to, name string, mode fs.FileMode) (err error) {
+	from, err := os.Open(filepath.Join(p.Programs, name))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, from.Close()) }()
+	if err := p.did("write " + to); err != nil {
+		return err
+	}
+	err = disk.Write(p.Host.Path(to), disk.Options{Mode: mode}, func(w io.Writer) error {
+		_, err := io.Copy(w, from)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("write %s: %w", to, err)
+	}
+	return nil
+}
+
+// samePrograms refuses other programs under the version that is installed: they are in use.
+func (p Pod) samePrograms(version string) error {
+	for _, name := range Programs() {
+		ours, err := os.ReadFile(filepath.Join(p.Programs, name))
+		if err != nil {
+			return err
+		}
+		theirs, err := os.ReadFile(p.Host.Path(path.Join(p.programs(version), name)))
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(ours, theirs) {
+			return program.Hintf("give another build another version",
+				"version %s is installed, and its %s is not the one of this image", version, name)
+		}
+	}
+	return nil
+}
+
+// follow starts the change on the host, and again if it was killed, until it has ended.
+func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.confirmWithin()+r.probation()+more)
+	defer cancel()
+	started, shown, failed := 0, "", error(nil)
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		s, state, err := p.both()
+		switch {
+		case err != nil:
+			failed = err
+		case s.Attempt == r.Attempt && s.Outcome != "" && state.Change == nil:
+			return s, outcomeError(s)
+		case s.Attempt == r.Attempt && s.Stage+s.Message != shown:
+			shown = s.Stage + s.Message
+			p.progress("%s: %s", s.Stage, safetext.Line(s.Message, maxMessage))
+		}
+		if all, err := p.annotations(); err == nil && all[ConfirmAnnotation] == r.Attempt && s.Reached(r.Attempt) &&
+			!p.exists(p.file("confirm-"+r.Attempt)) && state.Change != nil && !state.Change.Back {
+			failed = p.Confirm(r.Attempt)
+		}
+		if runs, err := p.Runs(ctx, installing); err != nil {
+			failed = err
+		} else if !runs {
+			// It may have ended between the two looks.
+			if s, state, err := p.both(); err == nil && s.Attempt == r.Attempt && s.Outcome != "" && state.Change == nil {
+				continue
+			}
+			if started == startsAllowed {
+				s, _, _ := p.both()
+				return p.gaveUp(r, s, errors.Join(errors.New("it ended three times without a result"), failed))
+			}
+			started++
+			failed = p.Start(ctx, installing, "pullgate, "+strings.ToLower(string(r.Action))+" "+r.Version, command...)
+			if failed != nil {
+				p.progress("%v", failed)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return p.gaveUp(r, s, errors.Join(context.Cause(ctx), failed))
+		case <-tick.C:
+		}
+	}
+}
+
+func (p Pod) both() (Status, State, error) {
+	s, err := p.Status()
+	state, stateErr := p.State()
+	return s, state, errors.Join(err, stateErr)
+}
+
+// gaveUp is the end of a pod that does not know the end of the change.
+func (p Pod) gaveUp(r Request, s Status, err error) (Status, error) {
+	if s.Attempt != r.Attempt {
+		s = Status{Attempt: r.Attempt, Stage: "Apply", Version: r.Version}
+	}
+	s.Outcome = Failed
+	s.Message = message(s.Stage, err, "an unconfirmed change is taken back by the node itself; on the node, "+
+		"journalctl -u pullgate-install has details, and "+p.file(versions, r.Version, "pullgatectl")+" node revert")
+	return s, err
+}
+
+// LastWords writes a status to where Kubernetes takes the message of a container from: at most 4 KiB.
+func LastWords(file string, s Status) error {
+	s.Message = safetext.Line(s.Message, maxMessage)
+	content, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	// It exists, and may be a device.
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	return errors.Join(err, f.Close())
+}
