@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
@@ -83,11 +84,11 @@ func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 	switch {
 	case err != nil: // it is only shown, and written again
 	case state.Change == nil && last.Attempt == r.Attempt && last.Outcome != "":
-		i.tidyQuietly(ctx)
+		i.tidy(ctx, nil)
 		return last, outcomeError(last)
 	case state.Change == nil && state.Installed != nil && state.Installed.Attempt == r.Attempt:
 		s := i.statusOf(r, state, "Finish", Installed, "version "+state.Installed.Version+" is installed")
-		i.tidyQuietly(ctx)
+		i.tidy(ctx, nil)
 		return s, i.report(s)
 	}
 	if j := state.Change; j != nil && j.Request.Attempt != r.Attempt {
@@ -141,6 +142,7 @@ func (c *change) apply(ctx context.Context) (Status, error) {
 			}
 		}
 		if err == nil {
+			crashpoint.Hit("nodeinstall." + stage.Name)
 			err = c.did("stage " + stage.Name)
 		}
 		if err == nil {
@@ -265,13 +267,6 @@ func (s Status) Reached(attempt string) bool {
 		}
 	}
 	return false
-}
-
-// tidyQuietly removes what a finished change has left.
-func (i Installer) tidyQuietly(ctx context.Context) {
-	if i.exists(path.Join(units, bootUnit)) || i.exists(i.file(beforeFile)) {
-		i.tidy(ctx, nil)
-	}
 }
 
 // removeAllOf removes those of the folders that are for records and logs.

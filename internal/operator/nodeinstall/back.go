@@ -356,7 +356,7 @@ func (i Installer) removing(ctx context.Context, state State) error {
 		return err
 	}
 	for _, e := range i.boot(j.To.Version, "") {
-		if err := i.put(e); err != nil {
+		if err := i.put(j, e); err != nil {
 			return err
 		}
 	}

@@ -87,8 +87,9 @@ func (i Installer) isThere(e entry) bool {
 	return err == nil && bytes.Equal(content, e.content)
 }
 
-// put makes an entry. What was there is kept beside it until the change has ended; a file keeps mode and owner.
-func (i Installer) put(e entry) error {
+// put makes an entry of a change. What was there before the change is kept beside it until the change has ended; a file
+// keeps mode and owner.
+func (i Installer) put(c *Change, e entry) error {
 	file := i.Host.Path(e.path)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // others may read configuration
 		return err
@@ -96,14 +97,15 @@ func (i Installer) put(e entry) error {
 	if i.isThere(e) {
 		return nil
 	}
-	if info, err := os.Lstat(file); err == nil {
+	existed := func(r replaced) bool { return r.Path == e.path && r.Existed }
+	if info, err := os.Lstat(file); err == nil && slices.ContainsFunc(c.Files, existed) {
 		if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeSymlink {
 			return fmt.Errorf("%s %w", e.path, disk.ErrNoFile)
 		}
 		if err := i.did("keep " + e.path); err != nil {
 			return err
 		}
-		// A second name of the same file. One that is there is from this change, because none is there at its begin.
+		// A second name of the same file. The change may have written the file before.
 		if err := os.Link(file, file+before); err != nil && !errors.Is(err, fs.ErrExist) {
 			return fmt.Errorf("keep %s: %w", e.path, err)
 		}

@@ -164,7 +164,7 @@ func (c *change) arm(ctx context.Context) error {
 		kubelet = k.Unit.Name
 	}
 	for _, e := range c.boot(c.to.Version, kubelet) {
-		if err := c.put(e); err != nil {
+		if err := c.put(c.state.Change, e); err != nil {
 			return err
 		}
 	}
@@ -201,7 +201,7 @@ func (c *change) writeConfiguration(m Mode) error {
 	if err != nil {
 		return err
 	}
-	return c.put(all[0])
+	return c.put(c.state.Change, all[0])
 }
 
 // kubeconfig returns the pod source of the configuration in place: node enable may have added it.
@@ -225,7 +225,7 @@ func (c *change) units(ctx context.Context) error {
 		return e.path == path.Join(units, socket) && c.exists(e.path) && !c.isThere(e)
 	})
 	for _, e := range all[1:] {
-		if err := c.put(e); err != nil {
+		if err := c.put(c.state.Change, e); err != nil {
 			return err
 		}
 	}
