@@ -184,7 +184,8 @@ if it has ended.`,
 }
 
 func kubeletUnit(n *nodeInstall, cmd *cobra.Command) {
-	cmd.Flags().StringVar(&n.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not given")
+	cmd.Flags().StringVar(&n.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not "+
+		"given")
 }
 
 func (n *nodeInstall) plan(o *cli.Output, r nodeinstall.Request) error {
@@ -232,7 +233,8 @@ a confirmed installation.`,
 	}
 	n := installFlags(c, enabler, cmd)
 	timer := cmd.Flags().Bool("timer", false, "called by the timer: leave a confirmed installation")
-	boot := cmd.Flags().Bool("boot", false, "called before the kubelet starts: leave a confirmed installation, watch nothing")
+	boot := cmd.Flags().Bool("boot", false, "called before the kubelet starts: leave a confirmed installation, watch "+
+		"nothing")
 	cmd.MarkFlagsMutuallyExclusive("timer", "boot")
 	kubeletUnit(n, cmd)
 	o := cli.FormatFlag(cmd)
@@ -290,8 +292,8 @@ func nodeDecision(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command
 	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		r := nodeinstall.Request{
-			Attempt: "by-hand-" + c.Now().UTC().Format("20060102T150405"), Action: action, Probation: (10 * time.Second).String(),
-			Purge: purge != nil && *purge,
+			Attempt: "by-hand-" + c.Now().UTC().Format("20060102T150405"), Action: action, Purge: purge != nil && *purge,
+			Probation: (10 * time.Second).String(),
 		}
 		if how.DryRun {
 			return n.plan(o, r)

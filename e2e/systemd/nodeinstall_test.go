@@ -179,7 +179,10 @@ func TestNodeInstall(t *testing.T) {
 		})
 		s.wantVersion(unit, newer)
 		s.judges()
-		s.wantSnapshot(after)
+		if changed := difference(after, s.snapshot()); strings.Contains(strings.ReplaceAll(changed, "var/lib/pullgate/", ""),
+			"/") { // the records go on
+			s.Errorf("changed is\n%s", changed)
+		}
 	})
 	s.step("rolled back by hand, no call fails", func() {
 		s.underCalls(func() { s.do(fleetFolder+"/pullgatectl", "node", "rollback", "--yes") })
@@ -205,8 +208,8 @@ func (s *site) broken(version, script string) {
 	dir := fleetFolder + "/versions/v" + version
 	s.do("mkdir", "-p", dir)
 	s.do("cp", "/srv/"+newer+"/usr/bin/pullgatectl", dir+"/pullgatectl")
-	s.write(dir+"/pullgated", "#!/bin/sh\ncase \"$*\" in *--check-config*) exec /srv/"+newer+"/usr/bin/pullgated \"$@\";; esac\n"+
-		script+"\n")
+	s.write(dir+"/pullgated", "#!/bin/sh\ncase \"$*\" in *--check-config*) exec /srv/"+newer+
+		"/usr/bin/pullgated \"$@\";; esac\n"+script+"\n")
 	s.do("chmod", "755", dir+"/pullgated")
 }
 
@@ -219,7 +222,7 @@ func (s *site) applied(r nodeinstall.Request, outcome nodeinstall.Outcome, words
 	out, err := s.machine.Run(s.Context(), fleetFolder+"/versions/v"+version+"/pullgatectl", "node", "apply", "--request",
 		file, "-o", "json")
 	var st nodeinstall.Status
-	s.must(json.Unmarshal(testkit.Value(os.ReadFile(s.machine.Path(fleetFolder + "/status.json")))(s), &st))
+	s.must(json.Unmarshal(testkit.Value(os.ReadFile(s.machine.Path(fleetFolder+"/status.json")))(s), &st))
 	if st.Outcome != outcome || !strings.Contains(st.Message, words) || (err == nil) != st.Good() {
 		s.Errorf("apply = %v, %+v; want %s with %q\n%s", err, st, outcome, words, out)
 	}
@@ -240,7 +243,8 @@ func TestNodeInstallTakesBack(t *testing.T) {
 		words        string
 	}{
 		{"does not start", "exit 1", nil, "TakenBack", "stage Start: pullgated v9.9.9 ends again and again"},
-		{"answers nothing", "exec sleep infinity", nil, "TakenBack", "stage Start: pullgated v9.9.9 does not answer within 30s"},
+		{"answers nothing", "exec sleep infinity", nil, "TakenBack",
+			"stage Start: pullgated v9.9.9 does not answer within 30s"},
 		{"answers one call wrongly", "sed \"$ a runtimeEndpoint: unix://" + wrong + "\" /etc/pullgate/config.yaml " +
 			">/run/pullgate/wrong.yaml\n" + real + " --config /run/pullgate/wrong.yaml", nil, "TakenBack",
 			"stage Compare: Version through pullgated answers otherwise than the runtime"},

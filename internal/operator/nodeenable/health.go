@@ -30,8 +30,8 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 	return nil
 }
 
-// Healthy returns nil if the kubelet's unit is active, the kubelet says that it is healthy, and pullgated answers if the
-// kubelet uses it.
+// Healthy returns nil if the kubelet's unit is active, the kubelet says that it is healthy, and pullgated answers if
+// the kubelet uses it.
 func (s Enabler) Healthy(ctx context.Context) error {
 	l, err := s.inspect(ctx)
 	if err != nil && !l.unknown {

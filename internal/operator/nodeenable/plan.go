@@ -222,8 +222,8 @@ func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 	if s.Boot {
 		p.Steps = append(p.Steps, slices.DeleteFunc(restart, Step.isRestart)...)
 	} else {
-		p.Steps = append(append(p.Steps, restart...), Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit "+
-			"stays up and the kubelet is healthy", s.Wait)})
+		p.Steps = append(append(p.Steps, restart...), Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the "+
+			"unit stays up and the kubelet is healthy", s.Wait)})
 	}
 	if l.journal != nil {
 		p.Steps = append(p.Steps, Step{Action: Remove, Text: "remove " + Journal, Path: Journal})

@@ -199,7 +199,9 @@ func message(stage string, err error, taken string) string {
 	return text
 }
 
-func (c *change) status(stage string, o Outcome, text string) Status { return c.statusOf(c.req, c.state, stage, o, text) }
+func (c *change) status(stage string, o Outcome, text string) Status {
+	return c.statusOf(c.req, c.state, stage, o, text)
+}
 
 func (i Installer) statusOf(r Request, s State, stage string, o Outcome, text string) Status {
 	st := Status{Attempt: r.Attempt, Stage: stage, Outcome: o, Message: text, Version: r.Version}

@@ -151,8 +151,8 @@ func sample(t *testing.T) (first, step int) {
 	return first, every
 }
 
-// A kill before any change of the node, and then the switch, another call, or a reboot: the node is as before, or has the
-// new version. The changes are found by running it, so that every stage is in the table.
+// A kill before any change of the node, and then the switch, another call, or a reboot: the node is as before, or has
+// the new version. The changes are found by running it, so that every stage is in the table.
 func TestKilledAnywhere(t *testing.T) {
 	for _, tc := range transitions() {
 		for _, next := range []string{"apply", "timer", "hand", "boot"} {
@@ -206,7 +206,8 @@ func (h *host) killedThen(tc transition, next string, nth int) (at string) {
 		h.timer = nil
 		s, err = h.installer().Revert(h.Context(), nodeinstall.ByTimer)
 	case next == "hand":
-		if s, err = h.installer().Revert(h.Context(), nodeinstall.ByHand); err != nil && strings.Contains(err.Error(), "no change of this node") {
+		s, err = h.installer().Revert(h.Context(), nodeinstall.ByHand)
+		if err != nil && strings.Contains(err.Error(), "no change of this node") {
 			err = nil
 		}
 	default:
@@ -373,7 +374,8 @@ func TestTakenBack(t *testing.T) {
 		{"good", func(h *host, _ *nodeinstall.Request) { h.kubeletFails = true }, "Enable", "systemd started it again"},
 		{"good", nil, "AwaitingConfirmation", "the time for the confirmation is over"},
 		{"good", func(_ *host, r *nodeinstall.Request) {
-			r.Configuration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\nruntimeEndpoint: unix:///run/x.sock\n"
+			r.Configuration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n" +
+				"runtimeEndpoint: unix:///run/x.sock\n"
 		}, "Enable", "pullgated's runtimeEndpoint is unix:///run/x.sock"},
 	} {
 		for _, was := range []string{"", "v1"} {
@@ -396,7 +398,8 @@ func TestTakenBack(t *testing.T) {
 						tc.change(h, &r)
 					}
 					s, err := h.apply(r)
-					if err == nil || s.Outcome != nodeinstall.TakenBack || s.Stage != tc.stage || !strings.Contains(s.Message, tc.want) ||
+					if err == nil || s.Outcome != nodeinstall.TakenBack || s.Stage != tc.stage ||
+						!strings.Contains(s.Message, tc.want) ||
 						strings.Contains(s.Message, "\x1b") || !strings.Contains(s.Message, "journalctl -u pullgate-install") {
 						h.Errorf("Apply = %+v, %v; want it taken back in stage %s with %q", s, err, tc.stage, tc.want)
 					}

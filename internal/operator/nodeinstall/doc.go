@@ -1,5 +1,6 @@
 // Package nodeinstall installs versions of pullgate on a node, takes them back if the node does not stay healthy, and
-// takes pullgate off. It works without a network: a pod places programs and a request, everything else runs on the host.
+// takes pullgate off. It works without a network: a pod places programs and a request, everything else runs on the
+// host.
 //
 // # A change
 //
@@ -19,9 +20,9 @@
 //
 // # The dead-man's switch
 //
-// Before the kubelet is touched, a timer of systemd and a unit that is enabled for the next boot are there. Both take an
-// unconfirmed change back: in the reverse order, the kubelet first, because it reaches no runtime without pullgated. A
-// confirmation is a file, so that whoever takes the lock next sees it.
+// Before the kubelet is touched, a timer of systemd and a unit that is enabled for the next boot are there. Both take
+// an unconfirmed change back: in the reverse order, the kubelet first, because it reaches no runtime without pullgated.
+// A confirmation is a file, so that whoever takes the lock next sees it.
 //
 // # What a crash leaves
 //

@@ -29,6 +29,8 @@ const (
 	bootLink      = units + "/multi-user.target.wants/" + bootUnit
 )
 
+const documentation = "https://github.com/pullgate/pullgate/blob/main/docs/node-install.md"
+
 // The suffixes of files that are there during a change. Neither systemd nor pullgated reads a file with such a name.
 const (
 	temporary = ".pullgate-new"
@@ -266,7 +268,7 @@ func (i Installer) boot(version, kubelet string) []entry {
 	}
 	unit := fmt.Sprintf(`[Unit]
 Description=pullgate, takes back a change of this node that was not confirmed
-Documentation=man:pullgatectl-node-revert(1) https://github.com/pullgate/pullgate/blob/main/docs/node-install.md
+Documentation=%s
 Before=%s
 RequiresMountsFor=%s /var/lib/pullgate
 ConditionPathExists=%s
@@ -279,7 +281,7 @@ TimeoutStartSec=90
 
 [Install]
 WantedBy=multi-user.target
-`, strings.Join(first, " "), i.folder(), i.file(stateFile), i.programs(version), i.folder())
+`, documentation, strings.Join(first, " "), i.folder(), i.file(stateFile), i.programs(version), i.folder())
 	file := path.Join(units, bootUnit)
 	return []entry{{path: file, content: []byte(unit), mode: 0o644}, {path: bootLink, target: file}}
 }

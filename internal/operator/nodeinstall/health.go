@@ -93,7 +93,9 @@ func (i Installer) answers(ctx context.Context, before, version string) (*health
 }
 
 // health returns the running start of pullgated.
-func (c *change) health(ctx context.Context) (*health, error) { return c.answers(ctx, "", c.to.Version) }
+func (c *change) health(ctx context.Context) (*health, error) {
+	return c.answers(ctx, "", c.to.Version)
+}
 
 // withLog adds the last lines of pullgated's log to an error.
 func (i Installer) withLog(ctx context.Context, err error) error {

@@ -71,7 +71,7 @@ func newHost(t *testing.T) *host {
 	t.Cleanup(func() { testkit.Must(t, os.RemoveAll(root)) })
 	h := &host{T: t, root: root, up: map[string]*unit{}, itself: true}
 	h.put("/usr/lib/systemd/system/kubelet.service", "[Service]\nExecStart=/usr/bin/kubelet "+
-		"--config=/var/lib/kubelet/config.yaml --container-runtime-endpoint="+runtime+"\n[Install]\nWantedBy=multi-user.target\n")
+		"--config=/var/lib/kubelet/config.yaml --container-runtime-endpoint="+runtime+"\n")
 	h.put("/var/lib/kubelet/config.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
 	h.put("/etc/machine-id", machineID+"\n")
 	h.put("/etc/systemd/system/multi-user.target.wants/other.service", "of others\n")
@@ -266,7 +266,8 @@ func (h *host) fileOf(name string) string {
 
 func (h *host) show(name string) string {
 	if name == timer {
-		return "Id=" + timer + "\nLoadState=loaded\nActiveState=" + map[bool]string{true: "active", false: "inactive"}[h.timer != nil] + "\n"
+		state := map[bool]string{true: "active", false: "inactive"}[h.timer != nil]
+		return "Id=" + timer + "\nLoadState=loaded\nActiveState=" + state + "\n"
 	}
 	u, file := h.up[name], h.fileOf(name)
 	if u == nil {
@@ -283,8 +284,8 @@ func (h *host) show(name string) string {
 	if name == "kubelet.service" && u.state == "active" {
 		pid = 72
 	}
-	return fmt.Sprintf("Id=%s\nLoadState=%s\nActiveState=%s\nSubState=running\nMainPID=%d\nNRestarts=%d\nInvocationID=%d\n"+
-		"FragmentPath=%s\nDropInPaths=%s\n", name, state, u.state, pid, u.restarts, u.invocation, file,
+	return fmt.Sprintf("Id=%s\nLoadState=%s\nActiveState=%s\nSubState=running\nMainPID=%d\nNRestarts=%d\n"+
+		"InvocationID=%d\nFragmentPath=%s\nDropInPaths=%s\n", name, state, u.state, pid, u.restarts, u.invocation, file,
 		strings.Join(dropIns, " "))
 }
 
@@ -387,7 +388,8 @@ func (h *host) ask(context.Context, string) (*adminv1.GetStatusResponse, error) 
 func (h *host) get(_ context.Context, url string) (int, []byte, error) {
 	switch {
 	case strings.HasSuffix(url, "/healthz"):
-		if u := h.up["kubelet.service"]; u == nil || u.state != "active" || h.through() && h.dial(h.Context(), listen) != nil {
+		u := h.up["kubelet.service"]
+		if u == nil || u.state != "active" || h.through() && h.dial(h.Context(), listen) != nil {
 			return 500, []byte("not healthy"), nil
 		}
 		return 200, []byte("ok"), nil

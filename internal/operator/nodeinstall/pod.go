@@ -78,7 +78,8 @@ func (p Pod) request() (Request, error) {
 	}
 	text, ok := all[RequestAnnotation]
 	if !ok {
-		return Request{}, program.Hintf("pullgate-dispatcher makes this pod", "the pod has no annotation %s", RequestAnnotation)
+		return Request{}, program.Hintf("pullgate-dispatcher makes this pod", "the pod has no annotation %s",
+			RequestAnnotation)
 	}
 	return ParseRequest([]byte(text))
 }

@@ -115,7 +115,9 @@ func (r Request) check() error {
 		name, text string
 		least      time.Duration
 	}{
-		{"confirmWithin", r.ConfirmWithin, leastConfirmWithin}, {"probation", r.Probation, 0}, {"settle", r.Settle, time.Second},
+		{"confirmWithin", r.ConfirmWithin, leastConfirmWithin},
+		{"probation", r.Probation, 0},
+		{"settle", r.Settle, time.Second},
 	} {
 		switch v, err := time.ParseDuration(d.text); {
 		case d.text == "":
@@ -167,8 +169,10 @@ func orDefault(text string, byDefault time.Duration) time.Duration {
 	return byDefault
 }
 
-func (r Request) confirmWithin() time.Duration { return orDefault(r.ConfirmWithin, defaultConfirmWithin) }
-func (r Request) probation() time.Duration     { return orDefault(r.Probation, defaultProbation) }
+func (r Request) confirmWithin() time.Duration {
+	return orDefault(r.ConfirmWithin, defaultConfirmWithin)
+}
+func (r Request) probation() time.Duration { return orDefault(r.Probation, defaultProbation) }
 
 // A Release is a version with what it was installed with.
 type Release struct {

@@ -110,8 +110,8 @@ func (c *change) nothingOfOthers(ctx context.Context) error {
 	}
 	for _, u := range found {
 		if u.Loaded {
-			return program.Hintf("take it off first, see docs/upgrades.md: pullgatectl node disable, then remove the package; "+
-				"the records stay", "%s is installed already, by a package or by hand (%s)", u.Name,
+			return program.Hintf("take it off first: pullgatectl node disable, then remove the package; the "+
+				"records stay", "%s is installed already, by a package or by hand (%s)", u.Name,
 				strings.Join(u.Files, ", "))
 		}
 	}
@@ -237,8 +237,8 @@ func (c *change) units(ctx context.Context) error {
 }
 
 func (c *change) checkConfiguration(ctx context.Context) error {
-	_, err := c.Host.Run(ctx, path.Join(c.programs(c.to.Version), "pullgated"), "--config", configuration, "--check-config")
-	if err != nil {
+	daemon := path.Join(c.programs(c.to.Version), "pullgated")
+	if _, err := c.Host.Run(ctx, daemon, "--config", configuration, "--check-config"); err != nil {
 		return fmt.Errorf("version %s refuses the configuration: %w", c.to.Version, err)
 	}
 	return nil

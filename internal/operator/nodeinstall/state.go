@@ -36,9 +36,9 @@ const stateFormat = 1
 // A State is what is installed and, during a change, from what to what. It is the journal: it is on disk before
 // anything else changes.
 type State struct {
-	Format    int        `json:"format"`
+	Format    int           `json:"format"`
 	Installed *Installation `json:"installed,omitempty"` // nil is nothing
-	Change    *Change    `json:"change,omitempty"`    // nil if no change is in progress
+	Change    *Change       `json:"change,omitempty"`    // nil if no change is in progress
 }
 
 // An Installation is the version on a node, and what its removal needs.
@@ -113,7 +113,9 @@ const maxHost = 1 << 10
 // Good reports whether the attempt reached what it was for.
 func (s Status) Good() bool { return s.Outcome == Installed || s.Outcome == Removed }
 
-func (i Installer) file(elements ...string) string { return path.Join(append([]string{i.folder()}, elements...)...) }
+func (i Installer) file(elements ...string) string {
+	return path.Join(append([]string{i.folder()}, elements...)...)
+}
 
 func (i Installer) folder() string {
 	if i.Folder == "" {

@@ -1,0 +1,310 @@
+package nodeinstall_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/operator/nodeinstall"
+	"github.com/pullgate/pullgate/internal/operator/release"
+	"github.com/pullgate/pullgate/internal/testkit"
+)
+
+// A pod with its image, and with a systemd that starts its command when it is asked to.
+type pod struct {
+	*host
+	request  nodeinstall.Request
+	image    string // has the programs of this version
+	verified []string
+	starts   int
+	kills    int // how many of the starts are killed
+	confirms bool
+	last     chan struct{} // closed when the command has ended
+}
+
+func newPod(h *host, version string) *pod {
+	p := &pod{host: h, request: request(version), image: version, confirms: true}
+	h.itself = false
+	for _, name := range nodeinstall.Programs() {
+		h.put("/image/"+name, name+" "+version)
+	}
+	return p
+}
+
+func (p *pod) annotate(more string) {
+	p.Helper()
+	text := fmt.Sprintf("%s=%q\n%s", nodeinstall.RequestAnnotation, testkit.Value(json.Marshal(p.request))(p), more)
+	p.put("/podinfo", "kubernetes.io/config.source=\"api\"\n"+text)
+}
+
+func (p *pod) run() (nodeinstall.Status, error) {
+	p.Helper()
+	p.annotate("")
+	i := p.installer()
+	i.Progress = nil
+	return nodeinstall.Pod{
+		Installer: i, Annotations: p.path("/podinfo"), Programs: p.path("/image"), Version: p.image,
+		Verify: func(path string, key []byte) error {
+			if string(key) != "the key" {
+				return release.ErrSignature
+			}
+			p.verified = append(p.verified, strings.TrimPrefix(path, p.root))
+			return nil
+		},
+		Start: p.start, Runs: func(context.Context, string) (bool, error) {
+			select {
+			case <-p.last:
+				return false, nil
+			default:
+				return p.last != nil, nil
+			}
+		},
+	}.Run(p.Context())
+}
+
+func (p *pod) start(_ context.Context, unit, _ string, command ...string) error {
+	p.starts++
+	if unit != "pullgate-install.service" || command[1] != "node" || command[2] != "apply" || command[5] != "--request" {
+		p.Errorf("starts %s: %v", unit, command)
+	}
+	if !p.exists(command[0]) {
+		return fmt.Errorf("exec %s: %w", command[0], os.ErrNotExist)
+	}
+	r, err := nodeinstall.LoadRequest(p.path(command[6]))
+	if err != nil {
+		p.Fatalf("the request on the host: %v", err)
+	}
+	p.reached = func() {
+		if p.confirms {
+			p.annotate(fmt.Sprintf("%s=%q\n", nodeinstall.ConfirmAnnotation, r.Attempt))
+		}
+	}
+	done := make(chan struct{})
+	p.last = done
+	go func() {
+		defer close(done)
+		if p.starts <= p.kills {
+			p.killed(20, func() { _, _ = p.apply(r) })
+			return
+		}
+		_, _ = p.apply(r) // the status has it
+	}()
+	return nil
+}
+
+func TestPod(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		change  func(*pod)
+		outcome nodeinstall.Outcome
+		stage   string
+		want    string
+	}{
+		{"installed", func(*pod) {}, "Installed", "Finish", "version v1 is installed, mode Enforce"},
+		{"signed", func(p *pod) {
+			p.request.Unsigned, p.request.PublicKey = false, "the key"
+		}, "Installed", "Finish", ""},
+		{"killed twice", func(p *pod) { p.kills = 2 }, "Installed", "Finish", ""},
+		{"killed always", func(p *pod) { p.kills = 99 }, "Failed", "", "it ended three times without a result"},
+		{"never confirmed", func(p *pod) { p.confirms = false }, "TakenBack", "AwaitingConfirmation",
+			"the time for the confirmation is over"},
+		{"another key", func(p *pod) {
+			p.request.Unsigned, p.request.PublicKey = false, "another"
+		}, "NotStarted", "Place", "invalid signature"},
+		{"another image", func(p *pod) { p.image = "v0" }, "NotStarted", "Place", "this image has v0"},
+		{"an image without a program", func(p *pod) { testkit.Must(p, os.Remove(p.path("/image/pullgated"))) }, "NotStarted",
+			"Place", "no such file"},
+		{"a request that cannot work", func(p *pod) { p.request.Mode = "Off" }, "NotStarted", "Request", "Shadow or Enforce"},
+		{"another machine", func(p *pod) { p.request.MachineID = "other" }, "NotStarted", "Check", "this machine has the ID"},
+		{"nothing to remove", func(p *pod) { p.request = nodeinstall.Request{Attempt: "a", Action: nodeinstall.Remove} },
+			"Removed", "Remove", "nothing was installed"},
+		{"no former version", func(p *pod) { p.request = nodeinstall.Request{Attempt: "a", Action: nodeinstall.Rollback} },
+			"NotStarted", "Place", "no former version"},
+		{"a package", func(p *pod) {
+			p.put("/usr/lib/systemd/system/"+service, "[Service]\nExecStart=/usr/bin/pullgated\n")
+			p.reload()
+		}, "NotStarted", "Check", "is installed already, by a package or by hand (/usr/lib/systemd"},
+		{"a unit of others that is not loaded", func(p *pod) { p.put(etcUnits+"/"+service, "") }, "NotStarted", "Check",
+			"exists already, and pullgatectl did not write it"},
+		{"a kubelet that is not healthy", func(p *pod) { p.up["kubelet.service"].state = "failed" }, "NotStarted", "Check",
+			"kubelet.service is failed"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			onHost(t, func(h *host) {
+				p := newPod(h, "v1")
+				tc.change(p)
+				p.annotate("") // it is part of the snapshot
+				before := h.snapshot()
+				s, err := p.run()
+				if s.Outcome != tc.outcome || s.Stage != tc.stage && tc.stage != "" || !strings.Contains(s.Message, tc.want) ||
+					(err == nil) != s.Good() {
+					t.Errorf("Run = %+v, %v; want %s in stage %s with %q", s, err, tc.outcome, tc.stage, tc.want)
+				}
+				if s.Outcome == "NotStarted" || s.Outcome == "TakenBack" {
+					if diff := cmp.Diff(before, h.snapshot()); diff != "" {
+						t.Errorf("-before +after:\n%s", diff)
+					}
+				}
+				if tc.name == "signed" && (len(p.verified) != 2 || !strings.HasPrefix(p.verified[0], folder)) {
+					t.Errorf("verified are %q; want both copies on the host", p.verified)
+				}
+				if tc.name == "killed always" {
+					return
+				}
+				again, err := p.run()
+				if again.Outcome != s.Outcome || (err == nil) != again.Good() {
+					t.Errorf("a second pod for the attempt = %+v, %v; want %+v", again, err, s)
+				}
+			})
+		})
+	}
+}
+
+// Once programs were verified by a key, another key needs a decision.
+func TestKeyOfTheInstalledVersionBinds(t *testing.T) {
+	onHost(t, func(h *host) {
+		p := newPod(h, "v1")
+		p.request.Unsigned, p.request.PublicKey = false, "the key"
+		if s, err := p.run(); err != nil {
+			t.Fatalf("Run = %+v, %v", s, err)
+		}
+		for _, tc := range []struct {
+			key     string
+			replace bool
+			want    string
+		}{
+			{"", false, "was verified with another key"},
+			{"another", false, "was verified with another key"},
+			{"another", true, "invalid signature"}, // of this image
+			{"", true, ""},
+			{"the key", false, ""}, // the installed one has none
+		} {
+			p := newPod(h, "v2")
+			p.request.Unsigned, p.request.PublicKey, p.request.ReplaceKey = tc.key == "", tc.key, tc.replace
+			p.request.Attempt = fmt.Sprintf("%s-%v-%d", tc.key, tc.replace, len(tc.want))
+			p.request.Attempt = strings.ReplaceAll("a"+p.request.Attempt, " ", "")
+			s, err := p.run()
+			if (err == nil) != (tc.want == "") || !strings.Contains(s.Message, tc.want) {
+				t.Errorf("key %q, replaceKey %v: %+v, %v; want %q", tc.key, tc.replace, s, err, tc.want)
+			}
+		}
+	})
+}
+
+// Another build under the version that is installed would replace programs that are in use.
+func TestAnotherBuildOfTheInstalledVersion(t *testing.T) {
+	onHost(t, func(h *host) {
+		h.install(request("v1"))
+		p := newPod(h, "v1")
+		p.request.Attempt = "again"
+		if s, err := p.run(); err != nil || p.starts != 1 {
+			t.Errorf("the same programs: %+v, %v; want them accepted", s, err)
+		}
+		p.request.Attempt = "other"
+		h.put("/image/pullgated", "another build")
+		if s, err := p.run(); err == nil || !strings.Contains(s.Message, "is not the one of this image") ||
+			h.read(folder+"/versions/v1/pullgated") != "pullgated v1" {
+			t.Errorf("other programs: %+v, %v; want them refused", s, err)
+		}
+	})
+}
+
+// The disk is full while the pod places programs.
+func TestFullDiskInThePod(t *testing.T) {
+	for nth := range 4 {
+		onHost(t, func(h *host) {
+			p := newPod(h, "v1")
+			p.annotate("")
+			before, n, full := h.snapshot(), 0, ""
+			h.hook = func(what string) error {
+				if n++; strings.HasPrefix(what, "write ") && n > nth && full == "" {
+					full = what
+					return syscall.ENOSPC
+				}
+				return nil
+			}
+			s, err := p.run()
+			h.hook = nil
+			if err == nil || s.Outcome != nodeinstall.NotStarted && s.Outcome != nodeinstall.TakenBack {
+				t.Errorf("full at %q: %+v, %v", full, s, err)
+			}
+			if diff := cmp.Diff(before, h.snapshot()); diff != "" {
+				t.Errorf("full at %q: -before +after:\n%s", full, diff)
+			}
+		})
+	}
+}
+
+func TestLastWords(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "log")
+	testkit.Must(t, os.WriteFile(file, nil, 0o600))
+	long := strings.Repeat("ä\n\x1b[31m", 5000)
+	s := nodeinstall.Status{Attempt: "a", Stage: "Start", Outcome: "TakenBack", Message: long}
+	testkit.Must(t, nodeinstall.LastWords(file, s))
+	content := testkit.Value(os.ReadFile(file))(t)
+	var got nodeinstall.Status
+	if err := json.Unmarshal(content, &got); err != nil || len(content) > 4096 || got.Outcome != s.Outcome ||
+		strings.ContainsAny(got.Message, "\x1b\n") {
+		t.Errorf("%d bytes, %v: %s", len(content), err, content)
+	}
+	if err := nodeinstall.LastWords(filepath.Join(t.TempDir(), "absent"), s); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("LastWords = %v; want that the file is absent", err)
+	}
+}
+
+func TestParseRequest(t *testing.T) {
+	const good = `{"attempt": "a-1", "action": "Install", "version": "v1.2.3", "mode": "Shadow", "unsigned": true`
+	for _, tc := range []struct{ text, want string }{
+		{good + "}", ""},
+		{`{"attempt": "a", "action": "Remove"}`, ""},
+		{good + `, "confirmWithin": "2m", "probation": "60s", "settle": "20s"}`, ""},
+		{good + `, "configuration": "apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration"}`, ""},
+		{good, "unexpected EOF"},
+		{good + "} {}", "text after its end"},
+		{good + `, "other": 1}`, `unknown field "other"`},
+		{good + `, "confirmWithin": "5s"}`, "confirmWithin 5s: from 30s to 1h0m0s"},
+		{good + `, "confirmWithin": "soon"}`, "not a duration"},
+		{good + `, "probation": "-1s"}`, "probation -1s"},
+		{good + `, "publicKey": "x"}`, "exclude each other"},
+		{good + `, "configuration": "a: ["}`, "configuration: config: invalid"},
+		{good + `, "configuration": "apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n` +
+			`noPullImageSecretRecheck: false\n"}`, "mode decides that"},
+		{good + `, "configuration": "{apiVersion: config.pullgate.dev/v1alpha1, kind: PullgateConfiguration}"}`,
+			"mode decides that"},
+		{strings.Replace(good, "v1.2.3", "../../etc", 1) + "}", "version"},
+		{strings.Replace(good, "a-1", "../x", 1) + "}", "attempt"},
+		{strings.Replace(good, "a-1", "", 1) + "}", "attempt"},
+		{strings.Replace(good, "Shadow", "Off", 1) + "}", "Shadow or Enforce"},
+		{strings.Replace(good, "Install", "Do", 1) + "}", "Install, Rollback or Remove"},
+		{strings.Replace(good, `, "unsigned": true`, "", 1) + "}", "publicKey is missing"},
+		{`{"a": "` + strings.Repeat("x", 1<<20) + `"}`, "too large"},
+		{"", "EOF"},
+	} {
+		_, err := nodeinstall.ParseRequest([]byte(tc.text))
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("ParseRequest(%.200s) = %v; want %q", tc.text, err, tc.want)
+		}
+	}
+}
+
+// A request that others can write is not applied.
+func TestLoadRequestOfOthers(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "request")
+	testkit.Must(t, os.WriteFile(file, []byte(`{"attempt": "a", "action": "Remove"}`), 0o600))
+	if _, err := nodeinstall.LoadRequest(file); err != nil {
+		t.Errorf("LoadRequest = %v", err)
+	}
+	testkit.Must(t, os.Chmod(file, 0o666))
+	if _, err := nodeinstall.LoadRequest(file); err == nil {
+		t.Error("LoadRequest accepts a file that everybody can write")
+	}
+}
