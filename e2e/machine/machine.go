@@ -101,7 +101,8 @@ func (m *Machine) booted() (err error) {
 	if strings.TrimSpace(state) == "running" {
 		return nil
 	}
-	return fmt.Errorf("it is %q: %w", state, err)
+	failed, _ := m.Run(context.Background(), "systemctl", "--failed", "--no-legend") // it is only shown
+	return fmt.Errorf("it is %q: %w; failed units: %s", state, err, failed)
 }
 
 // Reboot reboots the machine, and returns when it has booted again. Its files are kept, its network is a new one.

@@ -368,9 +368,11 @@ func TestTakenBack(t *testing.T) {
 		{"silent", nil, "Start", "does not answer within 30s"},
 		{"wrong", nil, "Compare", "Version through pullgated answers otherwise than the runtime"},
 		{"crashes", nil, "AwaitingConfirmation", "pullgated was started again"},
-		{"crashes", func(h *host, r *nodeinstall.Request) { h.itself = true; r.Probation = "5m" }, "Probation",
-			"pullgated was started again"},
-		{"refuses", nil, "CheckConfiguration", "version refuses refuses the configuration: pullgated: exit status 2"},
+		{
+			"crashes", func(h *host, r *nodeinstall.Request) { h.itself = true; r.Probation = "5m" }, "Probation",
+			"pullgated was started again",
+		},
+		{"refuses", nil, "CheckConfiguration", "refuses the configuration: pullgated: exit status 2"},
 		{"good", func(h *host, _ *nodeinstall.Request) { h.kubeletFails = true }, "Enable", "systemd started it again"},
 		{"good", nil, "AwaitingConfirmation", "the time for the confirmation is over"},
 		{"good", func(_ *host, r *nodeinstall.Request) {

@@ -123,7 +123,7 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 	if remove {
 		s = i.statusOf(j.Request, at, stage, Removed, "pullgate is taken off this node")
 	}
-	return i.commit(ctx, state, s, b)
+	return i.commit(ctx, s, b)
 }
 
 func (i Installer) takenBack(j *Change, b *back) string {
@@ -139,7 +139,7 @@ func (i Installer) takenBack(j *Change, b *back) string {
 }
 
 // commit makes the end of a change the state. Programs go before the switch, the journal last.
-func (i Installer) commit(ctx context.Context, state State, s Status, b *back) (Status, error) {
+func (i Installer) commit(ctx context.Context, s Status, b *back) (Status, error) {
 	reported := i.report(s)
 	var err error
 	if version := b.change.To.Version; !b.keeps(version) {
@@ -333,28 +333,24 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 		j.Files = append(j.Files, replaced{Path: f})
 	}
 	state.Change = j
-	err := i.removing(ctx, state)
+	var err error
+	if j.Original != nil {
+		err = i.keepOriginal(j.Original)
+	}
+	if err == nil {
+		err = i.writeJSON(stateFile, 0o600, state)
+	}
 	if err != nil {
 		s := i.statusOf(r, state, "Journal", NotStarted, message("Journal", err, "nothing was removed"))
-		state.Change = nil
-		if back := errors.Join(i.remove(configuration+before), i.writeJSON(stateFile, 0o600, state)); back != nil {
-			s.Outcome, s.Message = Failed, message("Journal", errors.Join(err, back), "run pullgatectl node remove again")
-		}
-		return s, err
+		return s, errors.Join(err, i.remove(configuration+before))
+	}
+	if err := i.armRemoval(ctx, j); err != nil { // it needs no switch unless it is killed
+		i.progress("arm the switch: %s", said(err))
 	}
 	return i.resolve(ctx, state, "", false)
 }
 
-func (i Installer) removing(ctx context.Context, state State) error {
-	j := state.Change
-	if j.Original != nil {
-		if err := i.keepOriginal(j.Original); err != nil {
-			return err
-		}
-	}
-	if err := i.writeJSON(stateFile, 0o600, state); err != nil {
-		return err
-	}
+func (i Installer) armRemoval(ctx context.Context, j *Change) error {
 	for _, e := range i.boot(j.To.Version, "") {
 		if err := i.put(j, e); err != nil {
 			return err

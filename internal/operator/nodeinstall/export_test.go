@@ -1,4 +1,7 @@
 package nodeinstall
 
-// OnChange calls a function before every change of the node; its error is that of the change.
-func (i *Installer) OnChange(f func(what string) error) { i.before = f }
+// OnChange returns an installer that calls a function before every change of the node; its error is that of the change.
+func (i Installer) OnChange(f func(what string) error) Installer {
+	i.before = f
+	return i
+}

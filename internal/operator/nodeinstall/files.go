@@ -85,7 +85,7 @@ func (i Installer) isThere(e entry) bool {
 	if err != nil || !info.Mode().IsRegular() {
 		return false
 	}
-	content, err := os.ReadFile(file) //nolint:gosec // a path of this package
+	content, err := os.ReadFile(file)
 	return err == nil && bytes.Equal(content, e.content)
 }
 

@@ -48,10 +48,14 @@ func (i Installer) startDaemon(ctx context.Context, version string) (*health, er
 	defer cancel()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
+	last := errors.New("it was not asked")
 	for counted := was.Restarts; ; {
 		h, err := i.answers(ctx, was.Invocation, version)
 		if err == nil {
 			return h, nil
+		}
+		if ctx.Err() == nil { // else the end of the wait is the cause
+			last = err
 		}
 		if u, unitErr := i.unit(ctx, service); unitErr == nil {
 			counted = min(counted, u.Restarts) // systemd resets it at most restarts
@@ -61,7 +65,7 @@ func (i Installer) startDaemon(ctx context.Context, version string) (*health, er
 		}
 		select {
 		case <-ctx.Done():
-			return nil, i.withLog(ctx, fmt.Errorf("pullgated %s does not answer within %s: %w", version, startWithin, err))
+			return nil, i.withLog(ctx, fmt.Errorf("pullgated %s does not answer within %s: %w", version, startWithin, last))
 		case <-tick.C:
 		}
 	}

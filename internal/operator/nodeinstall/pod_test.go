@@ -114,28 +114,40 @@ func TestPod(t *testing.T) {
 		}, "Installed", "Finish", ""},
 		{"killed twice", func(p *pod) { p.kills = 2 }, "Installed", "Finish", ""},
 		{"killed always", func(p *pod) { p.kills = 99 }, "Failed", "", "it ended three times without a result"},
-		{"never confirmed", func(p *pod) { p.confirms = false }, "TakenBack", "AwaitingConfirmation",
-			"the time for the confirmation is over"},
+		{
+			"never confirmed", func(p *pod) { p.confirms = false }, "TakenBack", "AwaitingConfirmation",
+			"the time for the confirmation is over",
+		},
 		{"another key", func(p *pod) {
 			p.request.Unsigned, p.request.PublicKey = false, "another"
 		}, "NotStarted", "Place", "invalid signature"},
 		{"another image", func(p *pod) { p.image = "v0" }, "NotStarted", "Place", "this image has v0"},
-		{"an image without a program", func(p *pod) { testkit.Must(p, os.Remove(p.path("/image/pullgated"))) }, "NotStarted",
-			"Place", "no such file"},
+		{
+			"an image without a program", func(p *pod) { testkit.Must(p, os.Remove(p.path("/image/pullgated"))) }, "NotStarted",
+			"Place", "no such file",
+		},
 		{"a request that cannot work", func(p *pod) { p.request.Mode = "Off" }, "NotStarted", "Request", "Shadow or Enforce"},
 		{"another machine", func(p *pod) { p.request.MachineID = "other" }, "NotStarted", "Check", "this machine has the ID"},
-		{"nothing to remove", func(p *pod) { p.request = nodeinstall.Request{Attempt: "a", Action: nodeinstall.Remove} },
-			"Removed", "Remove", "nothing was installed"},
-		{"no former version", func(p *pod) { p.request = nodeinstall.Request{Attempt: "a", Action: nodeinstall.Rollback} },
-			"NotStarted", "Place", "no former version"},
+		{
+			"nothing to remove", func(p *pod) { p.request = nodeinstall.Request{Attempt: "a", Action: nodeinstall.Remove} },
+			"Removed", "Remove", "nothing was installed",
+		},
+		{
+			"no former version", func(p *pod) { p.request = nodeinstall.Request{Attempt: "a", Action: nodeinstall.Rollback} },
+			"NotStarted", "Place", "no former version",
+		},
 		{"a package", func(p *pod) {
 			p.put("/usr/lib/systemd/system/"+service, "[Service]\nExecStart=/usr/bin/pullgated\n")
 			p.reload()
 		}, "NotStarted", "Check", "is installed already, by a package or by hand (/usr/lib/systemd"},
-		{"a unit of others that is not loaded", func(p *pod) { p.put(etcUnits+"/"+service, "") }, "NotStarted", "Check",
-			"exists already, and pullgatectl did not write it"},
-		{"a kubelet that is not healthy", func(p *pod) { p.up["kubelet.service"].state = "failed" }, "NotStarted", "Check",
-			"kubelet.service is failed"},
+		{
+			"a unit of others that is not loaded", func(p *pod) { p.put(etcUnits+"/"+service, "") }, "NotStarted", "Check",
+			"exists already, and pullgatectl did not write it",
+		},
+		{
+			"a kubelet that is not healthy", func(p *pod) { p.up["kubelet.service"].state = "failed" }, "NotStarted", "Check",
+			"kubelet.service is failed",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -278,8 +290,10 @@ func TestParseRequest(t *testing.T) {
 		{good + `, "configuration": "a: ["}`, "configuration: config: invalid"},
 		{good + `, "configuration": "apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n` +
 			`noPullImageSecretRecheck: false\n"}`, "mode decides that"},
-		{good + `, "configuration": "{apiVersion: config.pullgate.dev/v1alpha1, kind: PullgateConfiguration}"}`,
-			"mode decides that"},
+		{
+			good + `, "configuration": "{apiVersion: config.pullgate.dev/v1alpha1, kind: PullgateConfiguration}"}`,
+			"mode decides that",
+		},
 		{strings.Replace(good, "v1.2.3", "../../etc", 1) + "}", "version"},
 		{strings.Replace(good, "a-1", "../x", 1) + "}", "attempt"},
 		{strings.Replace(good, "a-1", "", 1) + "}", "attempt"},
