@@ -116,7 +116,7 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 		s := i.statusOf(j.Request, at, stage, Failed, message(stage, err, "correct that, then run "+i.file(versions,
 			cmp.Or(j.To.Version, "VERSION"), "pullgatectl")+" node revert"))
 		_ = i.report(s)
-		_ = i.armTimer(ctx, j.To.Version, time.Minute)
+		_ = errors.Join(i.disarm(ctx), i.armTimer(ctx, j.To.Version, time.Minute)) // called by the timer, it is tried again
 		return s, program.WithHint(err, "correct that, then run pullgatectl node revert; it is tried again in a minute")
 	}
 	s := i.statusOf(j.Request, at, cmp.Or(j.At, stage), TakenBack, i.takenBack(j, b))

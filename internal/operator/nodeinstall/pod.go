@@ -2,6 +2,7 @@ package nodeinstall
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -142,7 +142,8 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 
 // place copies the programs, verifies the copies, and gives their folder its name.
 func (p Pod) place(state State, r Request) (err error) {
-	if i := state.Installed; i != nil && i.Version == r.Version && p.exists(p.programs(r.Version)) {
+	if i := state.Installed; i != nil && (i.Version == r.Version || i.Former != nil && i.Former.Version == r.Version) &&
+		p.exists(p.programs(r.Version)) {
 		return p.samePrograms(r.Version)
 	}
 	dir := p.file(versions, ".new-"+r.Version)
@@ -196,23 +197,35 @@ func (p Pod) copy(to, name string, mode fs.FileMode) (err error) {
 	return nil
 }
 
-// samePrograms refuses other programs under the version that is installed: they are in use.
+// samePrograms refuses other programs under a version that is installed, or kept: they are in use.
 func (p Pod) samePrograms(version string) error {
 	for _, name := range Programs() {
-		ours, err := os.ReadFile(filepath.Join(p.Programs, name))
+		ours, err := sum(filepath.Join(p.Programs, name))
 		if err != nil {
 			return err
 		}
-		theirs, err := os.ReadFile(p.Host.Path(path.Join(p.programs(version), name)))
+		theirs, err := sum(p.Host.Path(path.Join(p.programs(version), name)))
 		if err != nil {
 			return err
 		}
-		if !slices.Equal(ours, theirs) {
+		if ours != theirs {
 			return program.Hintf("give another build another version",
 				"version %s is installed, and its %s is not the one of this image", version, name)
 		}
 	}
 	return nil
+}
+
+// sum returns a hash of a file, which may be larger than the memory of the pod.
+func sum(file string) (hash [sha256.Size]byte, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return hash, err
+	}
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	h.Sum(hash[:0])
+	return hash, errors.Join(err, f.Close())
 }
 
 // follow starts the change on the host, and again if it was killed, until it has ended.
