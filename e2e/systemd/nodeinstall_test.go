@@ -72,6 +72,8 @@ func fleetRequest(attempt, version string) nodeinstall.Request {
 	return nodeinstall.Request{
 		Attempt: attempt, Action: nodeinstall.Install, Version: "v" + version, Mode: nodeinstall.Shadow, Unsigned: true,
 		ConfirmWithin: "60s", Probation: "2s", Settle: "2s",
+		// No API server is there, and node enable waits for it for ten seconds.
+		Configuration: configuration + "podSource: {}\n",
 	}
 }
 
@@ -143,7 +145,7 @@ func TestNodeInstall(t *testing.T) {
 	s.step("the pod installs a version, and passes the confirmation on", func() {
 		began := time.Now()
 		r := fleetRequest("first", older)
-		r.Settle = "" // as long as on a real node
+		r.Settle, r.Configuration = "", "" // as on a real node
 		last, err := s.installPod(r, older, func() {
 			s.Logf("ready after %v:\n%s", time.Since(began).Round(time.Millisecond),
 				s.do("journalctl", "--no-pager", "--output=short-precise", "--unit=pullgate-install"))
@@ -163,9 +165,10 @@ func TestNodeInstall(t *testing.T) {
 	s.step("upgraded and enforcing, no call fails", func() {
 		kubelet, socketID := s.shows("kubelet.service", "InvocationID"), s.shows(socket, "InvocationID")
 		r := fleetRequest("second", newer)
-		r.Mode = nodeinstall.Enforce
+		r.Mode, r.Configuration = nodeinstall.Enforce, ""
 		s.underCalls(func() { s.fleetInstalls(r, newer) })
 		s.wantVersion(unit, newer)
+		s.wantPrinted(s.do("cat", conf), "podSource: {kubeconfig: /etc/kubernetes/kubelet.conf}\n")
 		s.judges()
 		if s.shows("kubelet.service", "InvocationID") != kubelet || s.shows(socket, "InvocationID") != socketID {
 			s.Error("the kubelet or the socket was restarted")

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
 
 // A Caller says who reverts.
@@ -223,7 +224,9 @@ func (b *back) disable(ctx context.Context) error {
 	e := b.enabler(backWithin)
 	e.Boot = b.boot
 	p, err := e.Disable(ctx)
-	if errors.Is(err, doctor.ErrNoKubelet) { // nothing uses pullgated
+	// Nothing uses pullgated, or it is a boot at which no unit runs that tells which of several is the kubelet's.
+	if errors.Is(err, doctor.ErrNoKubelet) || b.boot && errors.Is(err, doctor.ErrSeveralKubelets) &&
+		!b.exists(nodeenable.Journal) {
 		return nil
 	}
 	if err != nil {

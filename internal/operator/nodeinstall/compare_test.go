@@ -54,7 +54,9 @@ func TestCompareCRI(t *testing.T) {
 	if err := nodeinstall.CompareCRI(t.Context(), before(t, r.Endpoint(), "", nil), r.Endpoint(), r.Endpoint()); err != nil {
 		t.Errorf("CompareCRI of a transparent proxy = %v", err)
 	}
-	fails := func(context.Context, *criproxy.Call) ([]byte, error) { return nil, status.Error(codes.Internal, "wrong") }
+	fails := func(context.Context, *criproxy.Call) ([]byte, error) {
+		return nil, status.Error(codes.Internal, "wrong")
+	}
 	adds := func(ctx context.Context, c *criproxy.Call) ([]byte, error) { // a field that the runtime does not send
 		answer, err := c.Forward(ctx)
 		return protowire.AppendVarint(protowire.AppendTag(answer, 999, protowire.VarintType), 1), err

@@ -72,6 +72,7 @@ func newHost(t *testing.T) *host {
 	h.put("/var/lib/kubelet/config.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
 	h.put("/etc/machine-id", machineID+"\n")
 	h.put("/etc/systemd/system/multi-user.target.wants/other.service", "of others\n")
+	h.put("/usr/lib/systemd/system/k3s.service", "[Service]\nExecStart=/usr/bin/k3s server\n") // which is not enabled
 	h.mkdir("/opt/pullgate", "/var/log", "/run")
 	h.boot()
 	return h
