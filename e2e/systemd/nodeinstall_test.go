@@ -14,13 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
-
 	"github.com/pullgate/pullgate/internal/operator/nodeinstall"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/criproxy"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -238,7 +237,7 @@ func TestNodeInstallTakesBack(t *testing.T) {
 	t.Parallel()
 	s := fleetNode(t)
 	before := s.snapshot()
-	real := "exec /srv/" + newer + "/usr/bin/pullgated"
+	works := "exec /srv/" + newer + "/usr/bin/pullgated"
 	wrong := wrongRuntime(t, s)
 	for n, tc := range []struct {
 		name, script string
@@ -247,21 +246,29 @@ func TestNodeInstallTakesBack(t *testing.T) {
 		words        string
 	}{
 		{"does not start", "exit 1", nil, "TakenBack", "stage Start: pullgated v" + newer + " ends again and again"},
-		{"answers nothing", "exec sleep infinity", nil, "TakenBack",
-			"stage Start: pullgated v" + newer + " does not answer within 30s"},
-		{"answers one call wrongly", "sed \"$ a runtimeEndpoint: unix://" + wrong + "\" /etc/pullgate/config.yaml " +
-			">/run/pullgate/wrong.yaml\n" + real + " --config /run/pullgate/wrong.yaml", nil, "TakenBack",
-			"stage Compare: Version through pullgated answers otherwise than the runtime"},
-		{"crashes later", "(sleep 12; kill -KILL $$) &\n" + real + " \"$@\"", nil, "TakenBack",
-			"stage AwaitingConfirmation: pullgated was started again"},
-		{"a configuration that it refuses", real + " \"$@\"", func(r *nodeinstall.Request) {
+		{
+			"answers nothing", "exec sleep infinity", nil, "TakenBack",
+			"stage Start: pullgated v" + newer + " does not answer within 30s",
+		},
+		{
+			"answers one call wrongly", "sed \"$ a runtimeEndpoint: unix://" + wrong + "\" /etc/pullgate/config.yaml " +
+				">/run/pullgate/wrong.yaml\n" + works + " --config /run/pullgate/wrong.yaml", nil, "TakenBack",
+			"stage Compare: Version through pullgated answers otherwise than the runtime",
+		},
+		{
+			"crashes later", "(sleep 12; kill -KILL $$) &\n" + works + " \"$@\"", nil, "TakenBack",
+			"stage AwaitingConfirmation: pullgated was started again",
+		},
+		{"a configuration that it refuses", works + " \"$@\"", func(r *nodeinstall.Request) {
 			r.Configuration = configuration + "listen: unix:///run/pullgate/other.sock\n"
 		}, "TakenBack", "stage CheckConfiguration: version v" + newer + " refuses the configuration"},
-		{"a kubelet that does not come up", real + " \"$@\"", func(*nodeinstall.Request) {
+		{"a kubelet that does not come up", works + " \"$@\"", func(*nodeinstall.Request) {
 			s.write("/run/stubkubelet-fails", "")
 		}, "TakenBack", "stage Enable: not enabled, all changes were reverted: systemd started it again"},
-		{"another machine", real + " \"$@\"", func(r *nodeinstall.Request) { r.MachineID = strings.Repeat("0", 32) },
-			"NotStarted", "stage Check: this machine has the ID "},
+		{
+			"another machine", works + " \"$@\"", func(r *nodeinstall.Request) { r.MachineID = strings.Repeat("0", 32) },
+			"NotStarted", "stage Check: this machine has the ID ",
+		},
 	} {
 		s.step(tc.name, func() {
 			s.broken(newer, tc.script)
@@ -393,7 +400,7 @@ func wrongRuntime(t *testing.T, s *site) string {
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
 	host.AtEnd(t, func() error {
-		server.Shutdown(context.Background())
+		server.Shutdown(context.WithoutCancel(t.Context()))
 		return errors.Join(<-done, upstream.Close())
 	})
 	return "/run/containerd/wrong.sock"

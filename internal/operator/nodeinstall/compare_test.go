@@ -39,7 +39,7 @@ func before(t *testing.T, runtime, method string, handle criproxy.Handler) strin
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
-		s.Shutdown(context.Background())
+		s.Shutdown(context.WithoutCancel(t.Context()))
 		testkit.Must(t, <-done, up.Close())
 	})
 	return "unix://" + socket
