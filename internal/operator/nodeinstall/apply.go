@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -34,6 +35,9 @@ type Installer struct {
 
 // installing is the unit of systemd that applies a request.
 const installing = "pullgate-install.service"
+
+// maxName is how long the name of a node may be.
+const maxName = 253
 
 // Limits.
 const (
@@ -64,9 +68,7 @@ func (i Installer) report(s Status) error {
 // If ctx ends, Apply leaves the change as it is. The dead-man's switch takes it back unless Apply is called again.
 func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 	refused := func(err error) (Status, error) {
-		s := Status{Attempt: r.Attempt, Stage: "Check", Outcome: NotStarted, Version: r.Version, Message: message(
-			"Check", err, "nothing was changed")}
-		return s, err
+		return r.ended("Check", NotStarted, message("Check", err, "nothing was changed")), err
 	}
 	waiting, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
@@ -203,8 +205,17 @@ func (c *change) status(stage string, o Outcome, text string) Status {
 	return c.statusOf(c.req, c.state, stage, o, text)
 }
 
+// ended returns a status, which names the node if the outcome is not good.
+func (r Request) ended(stage string, o Outcome, text string) Status {
+	s := Status{Attempt: r.Attempt, Stage: stage, Outcome: o, Message: text, Version: r.Version}
+	if r.NodeName != "" && o != "" && !s.Good() {
+		s.Message = "node " + safetext.Line(r.NodeName, maxName) + ": " + text
+	}
+	return s
+}
+
 func (i Installer) statusOf(r Request, s State, stage string, o Outcome, text string) Status {
-	st := Status{Attempt: r.Attempt, Stage: stage, Outcome: o, Message: text, Version: r.Version}
+	st := r.ended(stage, o, text)
 	switch {
 	case o == "" || o == NotStarted:
 	case s.Installed == nil:

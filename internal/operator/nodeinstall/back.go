@@ -320,8 +320,7 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 		return i.resolve(ctx, state, "", false)
 	}
 	if err := i.sameMachine(r.MachineID); err != nil {
-		s := Status{Attempt: r.Attempt, Stage: "Check", Outcome: NotStarted, Message: message("Check", err, "")}
-		return s, err
+		return r.ended("Check", NotStarted, message("Check", err, "nothing was removed")), err
 	}
 	was := state.Installed
 	if was == nil {

@@ -114,7 +114,7 @@ func (h *host) place(version string) {
 func request(version string) nodeinstall.Request {
 	return nodeinstall.Request{
 		Attempt: "attempt-" + version, Action: nodeinstall.Install, Version: version, Mode: nodeinstall.Enforce,
-		MachineID: machineID, Unsigned: true,
+		MachineID: machineID, NodeName: "node-1", Unsigned: true,
 	}
 }
 

@@ -59,10 +59,7 @@ func (p Pod) Run(ctx context.Context) (Status, error) {
 	}
 	command, err := p.prepare(state, r)
 	if err = errors.Join(stateErr, err); err != nil {
-		return Status{
-			Attempt: r.Attempt, Stage: "Place", Outcome: NotStarted, Version: r.Version,
-			Message: message("Place", err, "nothing was changed"),
-		}, err
+		return r.ended("Place", NotStarted, message("Place", err, "nothing was changed")), err
 	}
 	if command == nil {
 		return Status{Attempt: r.Attempt, Stage: "Remove", Outcome: Removed, Message: "nothing was installed"}, nil
@@ -284,12 +281,11 @@ func (p Pod) both() (Status, State, error) {
 // gaveUp is the end of a pod that does not know the end of the change.
 func (p Pod) gaveUp(r Request, s Status, err error) (Status, error) {
 	if s.Attempt != r.Attempt {
-		s = Status{Attempt: r.Attempt, Stage: "Apply", Version: r.Version}
+		s.Stage = "Apply"
 	}
-	s.Outcome = Failed
-	s.Message = message(s.Stage, err, "an unconfirmed change is taken back by the node itself; on the node, "+
+	text := message(s.Stage, err, "an unconfirmed change is taken back by the node itself; on the node, "+
 		"journalctl -u pullgate-install has details, and "+p.file(versions, r.Version, "pullgatectl")+" node revert")
-	return s, err
+	return r.ended(s.Stage, Failed, text), err
 }
 
 // LastWords writes a status to where Kubernetes takes the message of a container from: at most 4 KiB.

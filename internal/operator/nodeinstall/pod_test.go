@@ -145,7 +145,11 @@ func TestPod(t *testing.T) {
 			"exists already, and pullgatectl did not write it",
 		},
 		{
-			"a kubelet that is not healthy", func(p *pod) { p.up["kubelet.service"].state = "failed" }, "NotStarted", "Check",
+			"a kubelet that is not healthy", func(p *pod) {
+				testkit.Must(p, os.Remove(p.path("/usr/lib/systemd/system/k3s.service")))
+				p.reload()
+				p.up["kubelet.service"].state = "failed"
+			}, "NotStarted", "Check",
 			"kubelet.service is failed",
 		},
 	} {
@@ -179,6 +183,22 @@ func TestPod(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Without another function the bundles beside the programs are verified.
+func TestPodWantsBundles(t *testing.T) {
+	onHost(t, func(h *host) {
+		p := newPod(h, "v1")
+		p.request.Unsigned, p.request.PublicKey = false, "the key"
+		p.annotate("")
+		before := h.snapshot()
+		s, err := nodeinstall.Pod{
+			Installer: h.installer(), Annotations: h.path("/podinfo"), Programs: h.path("/image"), Version: "v1",
+		}.Run(t.Context())
+		if !errors.Is(err, release.ErrNotSigned) || s.Outcome != nodeinstall.NotStarted || h.snapshot() != before {
+			t.Errorf("Run = %+v, %v; want that it is not signed, and nothing placed", s, err)
+		}
+	})
 }
 
 // Once programs were verified by a key, another key needs a decision.
