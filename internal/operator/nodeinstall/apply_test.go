@@ -223,6 +223,9 @@ func (h *host) killedThen(tc transition, next string, nth int) (at string) {
 	if err != nil {
 		h.Errorf("killed before %q, then %s: %+v, %v", at, next, s, err)
 	}
+	if s.Outcome == nodeinstall.TakenBack && strings.Contains(s.Message, "stage unknown") && at != "stage Arm" {
+		h.Errorf("killed before %q, then %s: message %q", at, next, s.Message)
+	}
 	state := testkit.Value(h.installer().State())(h)
 	if state.Change != nil && next == "boot" { // the boot unit was gone, or not there yet
 		_, err := h.apply(tc.request)

@@ -103,6 +103,9 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 	}
 	if !j.Back {
 		j.Back, j.Why = true, why
+		if last, err := i.Status(); err == nil && last.Attempt == j.Request.Attempt && j.At == "" {
+			j.At = last.Stage // at which it was killed
+		}
 		_ = i.writeJSON(stateFile, 0o600, state) // on a full disk it says less, and is taken back all the same
 	}
 	at := State{Installed: b.to}
