@@ -51,7 +51,8 @@ func TestCompareCRI(t *testing.T) {
 	k := criproxytest.NewKubelet(t, r.Endpoint())
 	p := k.Pod("team-a")
 	testkit.Must(t, k.Sandbox(t.Context(), p))
-	if err := nodeinstall.CompareCRI(t.Context(), before(t, r.Endpoint(), "", nil), r.Endpoint(), r.Endpoint()); err != nil {
+	same := before(t, r.Endpoint(), "", nil)
+	if err := nodeinstall.CompareCRI(t.Context(), same, r.Endpoint(), r.Endpoint()); err != nil {
 		t.Errorf("CompareCRI of a transparent proxy = %v", err)
 	}
 	fails := func(context.Context, *criproxy.Call) ([]byte, error) {
