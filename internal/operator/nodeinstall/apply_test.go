@@ -413,7 +413,8 @@ func TestTakenBack(t *testing.T) {
 					if err == nil || s.Outcome != nodeinstall.TakenBack || s.Stage != tc.stage ||
 						!strings.Contains(s.Message, tc.want) ||
 						strings.Contains(s.Message, "\x1b") ||
-						!strings.HasPrefix(s.Message, "node node-1: stage ") || !strings.Contains(s.Message, "journalctl -u pullgate-install") {
+						!strings.HasPrefix(s.Message, "node node-1: stage ") ||
+						!strings.Contains(s.Message, "journalctl -u pullgate-install") {
 						h.Errorf("Apply = %+v, %v; want it taken back in stage %s with %q", s, err, tc.stage, tc.want)
 					}
 					h.kubeletFails = false
