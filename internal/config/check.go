@@ -178,7 +178,7 @@ func (c Config) checkDurations(found *checks) {
 	}
 }
 
-func checkPolicy(c *Config) (errs []error) {
+func checkPolicy(c *Config, load func(path string) (kubelet, []error)) (errs []error) {
 	const mode, allowlist = "imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist"
 	from := "" // prefix of errors about the policy
 	if c.KubeletConfig != "" {
@@ -189,7 +189,7 @@ func checkPolicy(c *Config) (errs []error) {
 		if c.PreloadedImagesVerificationAllowlist != nil {
 			errs = append(errs, field.Forbidden(field.NewPath(allowlist), detail))
 		}
-		k, bad := loadKubelet(c.KubeletConfig)
+		k, bad := load(c.KubeletConfig)
 		if errs = append(errs, bad...); len(errs) > 0 {
 			return errs
 		}

@@ -271,7 +271,15 @@ func readFile(path string) ([]byte, error) {
 const unset = "\x00"
 
 // Parse reads a configuration from its YAML, and the file that kubeletConfig names.
-func Parse(data []byte) (Config, error) {
+func Parse(data []byte) (Config, error) { return parse(data, loadKubelet) }
+
+// ParseForOthers reads a configuration of other machines from its YAML. It does not read the file that kubeletConfig
+// names: the policy is the default one then.
+func ParseForOthers(data []byte) (Config, error) {
+	return parse(data, func(string) (kubelet, []error) { return kubelet{}, nil })
+}
+
+func parse(data []byte, load func(path string) (kubelet, []error)) (Config, error) {
 	c := Default()
 	c.ImageEndpoint, c.Admin.Listen = "", unset
 	c.ImagePullCredentialsVerificationPolicy = ""
@@ -294,9 +302,9 @@ func Parse(data []byte) (Config, error) {
 	}
 	errs = append(errs, checked(c.check)...)
 	if c.KubeletConfig == "" {
-		errs = strictyaml.WithLines(data, append(errs, checkPolicy(&c)...))
+		errs = strictyaml.WithLines(data, append(errs, checkPolicy(&c, load)...))
 	} else { // its errors are about another file
-		errs = append(strictyaml.WithLines(data, errs), checkPolicy(&c)...)
+		errs = append(strictyaml.WithLines(data, errs), checkPolicy(&c, load)...)
 	}
 	if len(errs) > 0 {
 		return Config{}, fmt.Errorf("%w:\n%w", ErrInvalid, errors.Join(errs...))

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,6 +64,8 @@ type RolloutSpec struct {
 	// PublicKey is a key in PEM by which nodes verify the signatures of the programs. Unsigned installs without it.
 	PublicKey string `json:"publicKey,omitempty"`
 	Unsigned  bool   `json:"unsigned,omitempty"`
+	// ReplaceKey lets a node take another key, or none, than the version that it has.
+	ReplaceKey bool `json:"replaceKey,omitempty"`
 	// InstallFolder is where the nodes keep the programs. It cannot be changed.
 	InstallFolder string `json:"installFolder,omitempty"`
 	// StartupTaint removes StartupTaint from nodes when pullgate has the mode there.
@@ -144,8 +147,6 @@ const (
 	InstalledAnnotation = Group + "/installed"
 	// AttemptAnnotation is an Attempt in JSON, on a Node: the one that runs or, if it has an outcome, the last one.
 	AttemptAnnotation = Group + "/attempt"
-	// NodeLabel is the name of the Node, on a pod, cut to 63 characters.
-	NodeLabel = Group + "/node"
 	// RequestAnnotation is a Request in JSON, on a pod.
 	RequestAnnotation = Group + "/request"
 	// ConfirmAnnotation is the ID of the attempt, on a pod, when the dispatcher confirms it.
@@ -191,6 +192,7 @@ type Request struct {
 	Probation     metav1.Duration `json:"probation,omitzero"`
 	PublicKey     string          `json:"publicKey,omitempty"`
 	Unsigned      bool            `json:"unsigned,omitempty"`
+	ReplaceKey    bool            `json:"replaceKey,omitempty"`
 	Purge         bool            `json:"purge,omitempty"`
 }
 
@@ -239,3 +241,24 @@ type Attempt struct {
 
 // ConditionHeartbeat is how old the node's condition may be; a node writes it every 15 minutes.
 const ConditionHeartbeat = 30 * time.Minute
+
+// Copy returns a status that shares nothing with s.
+func (s RolloutStatus) Copy() RolloutStatus {
+	s.Failures, s.Skipped, s.Conditions = slices.Clone(s.Failures), slices.Clone(s.Skipped), slices.Clone(s.Conditions)
+	return s
+}
+
+// Phases returns what the phase of a status can be.
+func Phases() []string {
+	return []string{
+		PhaseInvalid, PhaseProgressing, PhaseSoaking, PhasePaused, PhaseStopped, PhaseWaiting, PhaseComplete,
+	}
+}
+
+// Outcomes returns how an attempt can end.
+func Outcomes() []Outcome {
+	return []Outcome{
+		OutcomeInstalled, OutcomeRemoved, OutcomeTakenBack, OutcomeFailed, OutcomeNotStarted, OutcomeUnknown,
+		OutcomeAbandoned,
+	}
+}

@@ -1,0 +1,133 @@
+package dispatcher
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/internal/fleet/api"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
+)
+
+// A node is what is kept of a Node: a fifteenth of it.
+type node struct {
+	metav1.ObjectMeta
+
+	machineID  string
+	linux      bool
+	ready      bool
+	readySince time.Time // when ready last changed
+	beat       time.Time // of the condition Ready
+	condition  *corev1.NodeCondition
+	taints     []corev1.Taint // nil without the startup taint
+
+	installed *api.Installed
+	attempt   *api.Attempt
+}
+
+// strip is a transformation of an informer, which may apply it twice.
+func strip(object any) (any, error) {
+	n, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
+	}
+	info := n.Status.NodeInfo
+	s := &node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels,
+			CreationTimestamp: n.CreationTimestamp, DeletionTimestamp: n.DeletionTimestamp,
+		},
+		machineID: info.MachineID, linux: info.OperatingSystem == string(corev1.Linux),
+		installed: decode[api.Installed](n.Annotations[api.InstalledAnnotation]),
+		attempt:   decode[api.Attempt](n.Annotations[api.AttemptAnnotation]),
+	}
+	for _, c := range n.Status.Conditions {
+		switch c.Type {
+		case corev1.NodeReady:
+			s.ready = c.Status == corev1.ConditionTrue
+			s.readySince, s.beat = c.LastTransitionTime.Time, c.LastHeartbeatTime.Time
+		case podsource.ConditionType:
+			s.condition = c.DeepCopy() // not a part of all conditions
+		}
+	}
+	if slices.ContainsFunc(n.Spec.Taints, isStartupTaint) {
+		s.taints = n.Spec.Taints
+	}
+	return s, nil
+}
+
+func isStartupTaint(t corev1.Taint) bool { return t.MatchTaint(new(api.StartupTaint())) }
+
+// maxRecord bounds what is read of an annotation that a kubelet may have written.
+const maxRecord = 4 << 10
+
+// decode returns nil for a record that is not valid: a node that has written it has harmed itself.
+func decode[T any](text string) *T {
+	var t T
+	if text == "" || len(text) > maxRecord || json.Unmarshal([]byte(text), &t) != nil {
+		return nil
+	}
+	return &t
+}
+
+func (n *node) claim() string { return n.Labels[api.ClaimLabel] }
+
+// record returns what is installed on this machine, nil if nothing is. That of another machine with its name is void.
+func (n *node) record() *api.Installed {
+	if n.installed == nil || n.installed.MachineID != n.machineID {
+		return nil
+	}
+	return n.installed
+}
+
+// last returns the last attempt on this machine, or nil.
+func (n *node) last() *api.Attempt {
+	if n.attempt == nil || n.attempt.MachineID != n.machineID {
+		return nil
+	}
+	return n.attempt
+}
+
+func (n *node) running() bool { return n.last() != nil && n.attempt.Outcome == "" }
+
+// failed reports whether the last attempt of a plan failed.
+func (n *node) failed(plan string) bool {
+	a := n.last()
+	if a == nil || a.Plan != plan {
+		return false
+	}
+	switch a.Outcome {
+	case "", api.OutcomeInstalled, api.OutcomeRemoved, api.OutcomeAbandoned:
+		return false
+	case api.OutcomeTakenBack, api.OutcomeFailed, api.OutcomeNotStarted, api.OutcomeUnknown:
+	}
+	return true
+}
+
+// unwanted says why the condition of the node is not that of a version and mode, or returns "". A heartbeat before
+// since does not count.
+func (n *node) unwanted(version string, mode api.Mode, since time.Time) string {
+	c := n.condition
+	if c == nil {
+		return "the node has no condition " + podsource.ConditionType
+	}
+	if !c.LastHeartbeatTime.After(since) {
+		return "the node has not written its condition " + podsource.ConditionType + " lately"
+	}
+	head, sentences, _ := strings.Cut(c.Message, ": ")
+	wants := map[api.Mode]corev1.NodeCondition{
+		api.ModeShadow:  {Status: corev1.ConditionFalse, Reason: "Shadow"},
+		api.ModeEnforce: {Status: corev1.ConditionTrue, Reason: c.Reason},
+	}[mode]
+	switch {
+	case !strings.HasPrefix(head, "pullgate "+version+", configuration sha256:"):
+		return "its condition is of another version: " + c.Message
+	case c.Status != wants.Status || c.Reason != wants.Reason || strings.Contains(sentences, "; "):
+		return "its condition is " + string(c.Status) + ", " + c.Reason + ": " + c.Message
+	}
+	return ""
+}
