@@ -276,7 +276,7 @@ func Parse(data []byte) (Config, error) { return parse(data, loadKubelet) }
 // ParseForOthers reads a configuration of other machines from its YAML. It does not read the file that kubeletConfig
 // names: the policy is the default one then.
 func ParseForOthers(data []byte) (Config, error) {
-	return parse(data, func(string) (kubelet, []error) { return kubelet{}, nil })
+	return parse(data, func(path string) (kubelet, []error) { return kubelet{}, checkKubeletPath(path) })
 }
 
 func parse(data []byte, load func(path string) (kubelet, []error)) (Config, error) {

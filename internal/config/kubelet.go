@@ -25,10 +25,13 @@ func (c Config) NeverVerifyByKubelet() bool {
 
 func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 
+func checkKubeletPath(path string) []error {
+	return checked(func(c *checks) { c.path("kubeletConfig", path, "/var/lib/kubelet/config.yaml", "") })
+}
+
 // loadKubelet reads a kubelet's configuration file, which must exist. A field that is not set has its default.
 func loadKubelet(path string) (k kubelet, errs []error) {
-	errs = checked(func(c *checks) { c.path("kubeletConfig", path, "/var/lib/kubelet/config.yaml", "") })
-	if len(errs) > 0 {
+	if errs = checkKubeletPath(path); len(errs) > 0 {
 		return kubelet{}, errs
 	}
 	data, err := disk.Read(path, maxSize)
