@@ -26,6 +26,10 @@ func (w *world) direct(r *rollout, members []member, conflicts []string) {
 		}
 		return
 	}
+	if r.deleting() && !slices.ContainsFunc(w.nodes, r.has) {
+		w.do(setFinalizer{r, false})
+		return
+	}
 	s := r.Status.Copy()
 	s.Nodes = api.NodeCounts{}
 	for i := range members {
@@ -46,9 +50,6 @@ func (w *world) direct(r *rollout, members []member, conflicts []string) {
 		for _, m := range starts {
 			w.start(r, m, &s)
 		}
-	}
-	if r.deleting() && !slices.ContainsFunc(w.nodes, r.has) {
-		w.do(setFinalizer{r, false})
 	}
 }
 

@@ -2,6 +2,10 @@
 app.kubernetes.io/name: pullgate-policyd
 {{- end }}
 
+{{- define "pullgate.dispatcherLabels" -}}
+app.kubernetes.io/name: pullgate-dispatcher
+{{- end }}
+
 {{- define "pullgate.image" -}}
 {{- with .Values.image -}}
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
