@@ -49,7 +49,8 @@ SIGNING_KEY ?=
 export SIGNING_KEY
 
 SERVICES := $(notdir $(wildcard systemd/*.service))
-PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
+# What is installed on nodes. pullgate-dispatcher runs in pods, from the image, which has all programs.
+PROGRAMS := $(filter-out pullgate-dispatcher,$(notdir $(patsubst %/,%,$(wildcard cmd/*/))))
 
 # Packages whose sweeps and random tests run in part under the race detector; make race runs them whole without it.
 SAMPLED := $(addprefix ./internal/,records records/internal/boltfile policies/restriction operator/nodeenable \

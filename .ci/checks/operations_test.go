@@ -16,7 +16,8 @@ func TestOperatorsDocumentationIsComplete(t *testing.T) {
 	pages := map[string]string{
 		"log message": "log-messages.md", "metric": "metrics.md", "metric of pullgate-policyd": "pullgate-policyd.md",
 		"flag of pullgated": "pullgated.md", "flag of pullgatectl": "pullgatectl.md",
-		"flag of pullgate-policyd": "pullgate-policyd.md",
+		"flag of pullgate-policyd": "pullgate-policyd.md", "flag of pullgate-dispatcher": "pullgate-dispatcher.md",
+		"metric of pullgate-dispatcher": "pullgate-dispatcher.md",
 	}
 	manual := map[string]string{}
 	for what, page := range pages {
@@ -32,8 +33,8 @@ func TestOperatorsDocumentationIsComplete(t *testing.T) {
 		}
 		// What makes a flag is in the folder of its program, or in the package cli that pullgatectl's commands share.
 		program, kind := strings.Replace(path.Base(path.Dir(name)), "cli", "pullgatectl", 1), "metric"
-		if f.Name.Name == "policyd" {
-			kind = "metric of pullgate-policyd"
+		if f.Name.Name == "policyd" || f.Name.Name == "dispatcher" {
+			kind = "metric of pullgate-" + f.Name.Name
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			switch n := n.(type) {
@@ -53,7 +54,7 @@ func TestOperatorsDocumentationIsComplete(t *testing.T) {
 				}
 			case *ast.BasicLit:
 				text, ok := literal(n)
-				if ok && metric.MatchString(text) && (f.Name.Name == "metrics" || f.Name.Name == "policyd") {
+				if ok && metric.MatchString(text) && (f.Name.Name == "metrics" || kind != "metric") {
 					know(kind, text, n)
 				}
 			}

@@ -51,6 +51,7 @@ type sim struct {
 	does      map[string]behaviour
 	heard     map[string]time.Time // by node: its lease
 	rollouts  map[string]*api.Rollout
+	read      map[string]*rollout // of rollouts
 	created   int
 	confirmed int
 	crash     func() bool // ends the process before a write
@@ -62,7 +63,7 @@ func newSim(t *testing.T, nodes int) *sim {
 	s := &sim{
 		T: t, now: time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC), nodes: map[string]*corev1.Node{},
 		pods: map[string]*corev1.Pod{}, since: map[string]time.Time{}, does: map[string]behaviour{},
-		heard: map[string]time.Time{}, rollouts: map[string]*api.Rollout{},
+		heard: map[string]time.Time{}, rollouts: map[string]*api.Rollout{}, read: map[string]*rollout{},
 		crash: func() bool { return false }, began: func(changeNode) {},
 	}
 	for i := range nodes {
@@ -164,7 +165,10 @@ func (s *sim) world() *world {
 		w.pods[p.Spec.NodeName] = append(w.pods[p.Spec.NodeName], p.DeepCopy())
 	}
 	for _, r := range s.rollouts {
-		w.rollouts = append(w.rollouts, newRollout(new(roundTrip(s.T, *r)), ownImage, ownVersion))
+		if x := s.read[r.Name]; x == nil || x.ResourceVersion != r.ResourceVersion {
+			s.read[r.Name] = newRollout(new(roundTrip(s.T, *r)), ownImage, ownVersion)
+		}
+		w.rollouts = append(w.rollouts, s.read[r.Name])
 	}
 	w.sort()
 	for _, name := range w.needLease() {

@@ -72,7 +72,9 @@ func (w *world) stateOf(r *rollout, m member) state {
 		if n.unwanted(has.Version, has.Mode, w.now.Add(-api.ConditionHeartbeat)) == "" {
 			return stateDone
 		}
-		return stateUnknown
+		if a := n.last(); a != nil && a.Plan == r.plan {
+			return stateUnknown
+		} // another plan, as by another retry, installs it again
 	}
 	switch {
 	case n.failed(r.plan):
