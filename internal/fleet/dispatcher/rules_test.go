@@ -261,11 +261,11 @@ func TestUpgrade(t *testing.T) {
 func TestInvalidRolloutTouchesNothing(t *testing.T) {
 	for text, want := range map[string]string{
 		"kind: x": "kind", configuration + "noPullImageSecretRecheck: false": "spec.mode decides",
-		configuration + "podSource: {nodeCondition: false}":                                          "must be true",
-		configuration + "podSource: {kubeconfig: /etc/kubernetes/kubelet.conf, nodeName: a}":         "each node has its own",
-		configuration + "imagePullCredentialsVerificationPolicy: NeverVerify":                        "must not be NeverVerify",
-		configuration + "listen: unix:///run/containerd/containerd.sock":                             "must be another socket",
-		configuration + "kubeletConfig: relative":                                                    "kubeletConfig",
+		configuration + "podSource: {nodeCondition: false}":                                  "must be true",
+		configuration + "podSource: {kubeconfig: /etc/kubernetes/kubelet.conf, nodeName: a}": "each node has its own",
+		configuration + "imagePullCredentialsVerificationPolicy: NeverVerify":                "must not be NeverVerify",
+		configuration + "listen: unix:///run/containerd/containerd.sock":                     "must be another socket",
+		configuration + "kubeletConfig: relative":                                            "kubeletConfig",
 	} {
 		s := newSim(t, 2)
 		s.rollout("r", nil)

@@ -45,8 +45,8 @@ func (w *world) direct(r *rollout, members []member, conflicts []string) {
 	if !equality.Semantic.DeepEqual(s, r.Status) {
 		w.do(setStatus{r, s})
 	}
-	// What the waves remember is written before anything begins by it.
-	if persisted && s.Wave == r.Status.Wave && s.WavesDone == r.Status.WavesDone && s.WaveEnded.Equal(&r.Status.WaveEnded) {
+	// What the waves remember, and each failure, is written before anything begins by it.
+	if persisted && !w.ended && s.Wave == r.Status.Wave && s.WavesDone == r.Status.WavesDone && s.WaveEnded.Equal(&r.Status.WaveEnded) {
 		for _, m := range starts {
 			w.start(r, m, &s)
 		}

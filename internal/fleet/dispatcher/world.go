@@ -25,6 +25,7 @@ type world struct {
 	pullSecrets []corev1.LocalObjectReference
 	refused     string // why the API server has not let the last pod be created, harmless; "" if it has
 
+	ended   bool // an attempt has ended, and what it was is not recorded yet
 	actions []action
 	wake    time.Time // when something is due although nothing changes; zero if nothing is
 }
@@ -317,6 +318,7 @@ func (w *world) confirmable(n *node, p *corev1.Pod) string {
 func (w *world) finish(n *node, outcome api.Outcome, stage string) {
 	a := *n.attempt
 	a.Outcome, a.Stage, a.Ended = outcome, stage, metav1.NewTime(w.now)
+	w.ended = true
 	change := changeNode{node: n, claim: n.claim(), installed: n.installed, attempt: &a}
 	if outcome == api.OutcomeInstalled {
 		change.installed = &api.Installed{
