@@ -204,8 +204,10 @@ func TestChartIsWhatManifestsPrint(t *testing.T) {
 			delete(want, "Namespace/"+namespace)
 			for _, h := range helms(t) {
 				t.Run(h.name, func(t *testing.T) {
-					args := append([]string{"--set", "image.repository=" + image, "--set-file", "webhook.tls.caBundle=" + ca},
-						flags.chart...)
+					args := append([]string{
+						"--set", "image.repository=" + image, "--set-file", "webhook.tls.caBundle=" + ca,
+						"--set", "webhook.enabled=true,dispatcher.enabled=false",
+					}, flags.chart...)
 					got := objects(t, h.template(t, args...))
 					for name, o := range want {
 						testkit.Equal(t, name, got[name], o)

@@ -51,15 +51,19 @@ func TestValuesThatCannotWork(t *testing.T) {
 				"webhook.networkPolicy.apiServers={10.0.0.10}":     "/webhook/networkPolicy/apiServers/0",
 				"monitoring.rules.labels.release=not a label":      "/monitoring/rules/labels/release",
 				"monitoring.serviceMonitor.enabled=true":           "/monitoring",
-				"dispatcher.enabled=true":                          "dispatcher",
+				"dispatcher.enabled=yes":                           "/dispatcher/enabled",
+				"dispatcher.replicas=0":                            "/dispatcher/replicas",
+				"dispatcher.installFolders={/}":                    "/dispatcher/installFolders/0",
+				"dispatcher.installFolders={/opt/../etc}":          "/dispatcher/installFolders/0",
+				"dispatcher.installFolders=":                       "/dispatcher/installFolders",
 			} {
 				_, err := h.run(t, "template", "pullgate", chart(t), "--values", values("minimal"), "--set", set)
 				if err == nil || !strings.Contains(err.Error(), "'"+place+"'") {
 					t.Errorf("--set %s: %v; want an error at %s", set, err, place)
 				}
 			}
-			// Without the webhook, neither an image nor a certificate is needed.
-			h.template(t, "--set", "webhook.enabled=false", "--set", "monitoring.rules.enabled=true")
+			// Without webhook and dispatcher, neither an image nor a certificate is needed.
+			h.template(t, "--set", "dispatcher.enabled=false", "--set", "monitoring.rules.enabled=true")
 		})
 	}
 }

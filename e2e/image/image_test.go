@@ -36,7 +36,7 @@ func TestImageRuns(t *testing.T) {
 	}
 	ctr("images", "import", "--base-name", "image.test/pullgate", archive)
 	const image = "image.test/pullgate:v0.0.1"
-	for _, program := range []string{"pullgated", "pullgate-policyd", "pullgatectl"} {
+	for _, program := range []string{"pullgated", "pullgate-policyd", "pullgatectl", "pullgate-dispatcher"} {
 		if got := ctr("run", "--rm", image, program, "/usr/bin/"+program, "--version"); !strings.HasPrefix(got, program+" ") {
 			t.Errorf("%s --version prints %q", program, got)
 		}

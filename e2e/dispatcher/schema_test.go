@@ -1,0 +1,116 @@
+package dispatcher_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/testkit"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestSchemaRefusesWhatCanNeverWork names for each value the place of the error.
+func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
+	x := begin(t, 0)
+	try := func(change func(spec map[string]any)) error {
+		o := parse(t, fmt.Sprintf(rollout, x.pool))
+		spec, _ := o.Object["spec"].(map[string]any)
+		change(spec)
+		_, err := x.fleet.rollouts().Create(t.Context(), o, metav1.CreateOptions{
+			DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict,
+		})
+		return err
+	}
+	if err := try(func(map[string]any) {}); err != nil {
+		t.Fatalf("the Rollout that is changed is refused: %v", err)
+	}
+	for _, c := range []struct{ field, value, place string }{
+		{"version", `""`, "spec.version"}, {"version", `"../v1"`, "spec.version"}, {"version", `"a/b"`, "spec.version"},
+		{"version", `null`, "spec.version"}, {"version", `1`, "spec.version"},
+		{"image", `"registry.example.com/pullgate"`, "spec.image"}, {"image", `"a b:v1"`, "spec.image"},
+		{"image", `"a@sha256:0"`, "spec.image"},
+		{"nodeSelector", `null`, "spec.nodeSelector"}, {"nodeSelector", `{"pool": "a"}`, "spec.nodeSelector.pool"},
+		{"nodeSelector", `{"matchLabels": {"a": "b c"}}`, "spec.nodeSelector.matchLabels"},
+		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "In"}]}`, "spec.nodeSelector.matchExpressions[0]"},
+		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}`, "matchExpressions[0]"},
+		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "Is"}]}`, "matchExpressions[0].operator"},
+		{"mode", `"enforce"`, "spec.mode"}, {"mode", `null`, "spec.mode"},
+		{"configuration", `""`, "configuration is required"}, {"unsigned", `false`, "either publicKey or unsigned=true"},
+		{"publicKey", `"-----BEGIN PUBLIC KEY-----\nA"`, "either publicKey or unsigned=true"},
+		{"publicKey", `"-----BEGIN EC PRIVATE KEY-----\nA"`, "spec.publicKey"},
+		{"waves", `[]`, "spec.waves"}, {"waves", `[0]`, "spec.waves[0]"}, {"waves", `["0%"]`, "spec.waves[0]"},
+		{"waves", `["101%"]`, "spec.waves[0]"}, {"waves", `["10"]`, "spec.waves[0]"}, {"waves", `[5001]`, "spec.waves[0]"},
+		{"waves", `[1.5]`, "spec.waves[0]"}, {"waves", `[1,1,1,1,1,1,1,1,1,1,1]`, "spec.waves"},
+		{"soak", `"5"`, "spec.soak"}, {"soak", `"-5m"`, "spec.soak"}, {"soak", `"200h"`, "spec.soak"},
+		{"soak", `"1d"`, "spec.soak"}, {"failureBudget", `-1`, "spec.failureBudget"},
+		{"failureBudget", `"all"`, "spec.failureBudget"}, {"failureBudget", `"101%"`, "spec.failureBudget"},
+		{"confirmWithin", `"29s"`, "spec.confirmWithin"}, {"confirmWithin", `"61m"`, "spec.confirmWithin"},
+		{"probation", `"0s"`, "spec.probation"}, {"probation", `"2h"`, "spec.probation"},
+		{"installFolder", `"/"`, "spec.installFolder"}, {"installFolder", `"/opt"`, "spec.installFolder"},
+		{"installFolder", `"opt/pullgate"`, "spec.installFolder"}, {"installFolder", `"/opt/../etc"`, "spec.installFolder"},
+		{"installFolder", `"/opt/pullgate/"`, "spec.installFolder"}, {"paused", `"yes"`, "spec.paused"},
+		{"failurebudget", `1`, "spec.failurebudget"},
+	} {
+		err := try(func(spec map[string]any) {
+			var v any
+			testkit.Must(t, json.Unmarshal([]byte(c.value), &v))
+			if spec[c.field] = v; v == nil {
+				delete(spec, c.field)
+			}
+		})
+		if err == nil || !strings.Contains(err.Error(), c.place) {
+			t.Errorf("%s: %s is answered with %v; want an error about %s", c.field, c.value, err, c.place)
+		}
+	}
+	for _, c := range []struct{ field, value string }{
+		{"waves", `[1, "1%", "100%", 5000]`}, {"failureBudget", `"0%"`}, {"soak", `"1h30m"`}, {"confirmWithin", `"30s"`},
+		{"image", `"registry.example.com:5000/a/b@sha256:` + strings.Repeat("0", 64) + `"`},
+		{"nodeSelector", `{}`}, {"installFolder", `"/var/lib/pullgate-install"`}, {"version", `"0123abc-dirty"`},
+	} {
+		if err := try(func(spec map[string]any) {
+			var v any
+			testkit.Must(t, json.Unmarshal([]byte(c.value), &v))
+			spec[c.field] = v
+		}); err != nil {
+			t.Errorf("%s: %s is refused: %v", c.field, c.value, err)
+		}
+	}
+
+	// What was created has the defaults, and cannot move.
+	x.create("  paused: true")
+	o := testkit.Value(x.fleet.rollouts().Get(t.Context(), x.pool, metav1.GetOptions{}))(t)
+	spec, _ := o.Object["spec"].(map[string]any)
+	for field, want := range map[string]string{
+		"waves": `[1,"1%","10%",50]`, "failureBudget": "0", "confirmWithin": `"2m"`, "probation": `"1m"`,
+		"installFolder": `"/opt/pullgate"`, "startupTaint": "false",
+	} {
+		testkit.Equal(t, field, string(testkit.Value(json.Marshal(spec[field]))(t)), want)
+	}
+	spec["installFolder"] = "/opt/another"
+	_, err := x.fleet.rollouts().Update(t.Context(), o, metav1.UpdateOptions{})
+	if err == nil || !strings.Contains(err.Error(), "installFolder cannot be changed") {
+		t.Errorf("another installFolder is answered with %v", err)
+	}
+	x.becomes("Paused", "")
+}
+
+// TestPrinterColumns shows what kubectl get prints.
+func TestPrinterColumns(t *testing.T) {
+	x := begin(t, 1)
+	x.create("")
+	x.becomes("Complete", "installed 1")
+	var table metav1.Table
+	body, err := x.fleet.Client.CoreV1().RESTClient().Get().
+		AbsPath("/apis/fleet.pullgate.dev/v1alpha1/rollouts/"+x.pool).
+		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(t.Context()).Raw()
+	testkit.Must(t, err, json.Unmarshal(body, &table))
+	var names, cells []string
+	for i, c := range table.ColumnDefinitions {
+		if c.Priority == 0 && c.Name != "Age" {
+			names, cells = append(names, c.Name), append(cells, fmt.Sprint(table.Rows[0].Cells[i]))
+		}
+	}
+	testkit.Equal(x, "columns", fmt.Sprint(names), "[Name Mode Version Phase Selected Installed Updating Failed]")
+	testkit.Equal(x, "row", fmt.Sprint(cells), fmt.Sprintf("[%s Enforce v1 Complete 1 1 0 0]", x.pool))
+}
