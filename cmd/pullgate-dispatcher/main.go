@@ -55,9 +55,12 @@ func command() *cobra.Command {
 		}),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` to reach the API server by; without it, the pod's own identity")
-	flags.StringVar(&f.Namespace, "namespace", "", "`namespace` of this program, of its Lease and of the pods that it makes")
-	flags.StringVar(&f.Identity, "identity", "", "`name` of this replica, unlike that of the others; default: the host name")
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "",
+		"`file` to reach the API server by; without it, the pod's own identity")
+	flags.StringVar(&f.Namespace, "namespace", "",
+		"`namespace` of this program, of its Lease and of the pods that it makes")
+	flags.StringVar(&f.Identity, "identity", "",
+		"`name` of this replica, unlike that of the others; default: the host name")
 	flags.StringVar(&f.Image, "image", "", "`image` of this program, for Rollouts of its version that name none")
 	flags.StringSliceVar(&f.PullSecrets, "image-pull-secrets", nil,
 		"`names` of Secrets in the namespace with which kubelets pull the image")

@@ -33,7 +33,7 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 		{"nodeSelector", `null`, "spec.nodeSelector"}, {"nodeSelector", `{"pool": "a"}`, "spec.nodeSelector.pool"},
 		{"nodeSelector", `{"matchLabels": {"a": "b c"}}`, "spec.nodeSelector.matchLabels"},
 		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "In"}]}`, "spec.nodeSelector.matchExpressions[0]"},
-		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}`, "matchExpressions[0]"},
+		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}`, "Expressions[0]"},
 		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "Is"}]}`, "matchExpressions[0].operator"},
 		{"mode", `"enforce"`, "spec.mode"}, {"mode", `null`, "spec.mode"},
 		{"configuration", `""`, "configuration is required"}, {"unsigned", `false`, "either publicKey or unsigned=true"},

@@ -112,7 +112,7 @@ func (s source) labels() (map[string]string, error) {
 	const name = "org.opencontainers.image."
 	return map[string]string{
 		name + "title": "pullgate", name + "source": "https://github.com/pullgate/pullgate",
-		name + "description":   "pullgate-policyd, pullgate-dispatcher, pullgatectl and pullgated, with the CA certificates of Mozilla",
+		name + "description":   "the programs of pullgate, with the CA certificates of Mozilla",
 		name + "documentation": "https://github.com/pullgate/pullgate/blob/main/docs/packages.md#the-container-image",
 		name + "version":       s.version, name + "revision": s.commit, name + "created": s.at.Format(time.RFC3339),
 		name + "licenses":       "Apache-2.0 AND MPL-2.0",

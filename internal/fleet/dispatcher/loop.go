@@ -84,7 +84,9 @@ func (l *loop) run(ctx context.Context) {
 // watch makes the caches. The first lists are read from the API server, not from a cache of it that may be older than
 // what a former leader wrote.
 func (l *loop) watch() []cache.Controller {
-	informer := func(lw *cache.ListWatch, client any, kind runtime.Object, t cache.TransformFunc) (cache.Store, cache.Controller) {
+	informer := func(
+		lw *cache.ListWatch, client any, kind runtime.Object, t cache.TransformFunc,
+	) (cache.Store, cache.Controller) {
 		return cache.NewInformerWithOptions(cache.InformerOptions{
 			ListerWatcher: cache.ToListWatcherWithWatchListSemantics(lw, client), ObjectType: kind, Transform: t,
 			Handler: cache.ResourceEventHandlerFuncs{

@@ -46,11 +46,11 @@ func strip(object any) (any, error) {
 		attempt:   decode[api.Attempt](n.Annotations[api.AttemptAnnotation]),
 	}
 	for _, c := range n.Status.Conditions {
-		switch c.Type {
-		case corev1.NodeReady:
+		if c.Type == corev1.NodeReady {
 			s.ready = c.Status == corev1.ConditionTrue
 			s.readySince, s.beat = c.LastTransitionTime.Time, c.LastHeartbeatTime.Time
-		case podsource.ConditionType:
+		}
+		if c.Type == podsource.ConditionType {
 			s.condition = c.DeepCopy() // not a part of all conditions
 		}
 	}

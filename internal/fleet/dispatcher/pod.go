@@ -77,7 +77,8 @@ func (w *world) newPod(r *rollout, n *node, a *api.Attempt) *corev1.Pod {
 			TerminationMessagePath:   corev1.TerminationMessagePathDefault,
 			TerminationMessagePolicy: corev1.TerminationMessageReadFile,
 			VolumeMounts: []corev1.VolumeMount{
-				{Name: "folder", MountPath: folder}, {Name: "bus", MountPath: systemBus},
+				{Name: "folder", MountPath: folder},
+				{Name: "bus", MountPath: systemBus},
 				{Name: "podinfo", MountPath: podInfo, ReadOnly: true},
 			},
 		}},

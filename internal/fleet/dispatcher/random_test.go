@@ -27,7 +27,7 @@ func TestRandomEvents(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			t.Parallel()
-			randomEvents(t, rand.New(rand.NewPCG(seed, 0))) //nolint:gosec // of a test
+			randomEvents(t, rand.New(rand.NewPCG(seed, 0)))
 		})
 	}
 }

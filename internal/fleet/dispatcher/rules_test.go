@@ -39,8 +39,9 @@ func TestWaves(t *testing.T) {
 	s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 20, Installed: 20})
 	testkit.Equal(t, "pods left", len(s.pods), 0)
 	testkit.Equal(t, "confirmed", s.confirmed, 20)
-	if c := meta.FindStatusCondition(s.rollouts["r"].Status.Conditions, api.ConditionComplete); c == nil || c.Status != "True" {
-		t.Errorf("condition %+v; want Complete", c)
+	conditions := s.rollouts["r"].Status.Conditions
+	if !meta.IsStatusConditionTrue(conditions, api.ConditionComplete) {
+		t.Errorf("conditions %+v; want Complete", conditions)
 	}
 }
 
@@ -168,8 +169,7 @@ func (s *sim) bare(name string) {
 	if n.Labels[api.ClaimLabel] != "" {
 		s.Errorf("%s has the label", name)
 	}
-	is, _ := strip(n)
-	if c := is.(*node).condition; c == nil || c.Status != "False" || c.Reason != reasonNotInstalled { //nolint:forcetypeassert,lll // of a test
+	if c := s.seen(n).condition; c == nil || c.Status != "False" || c.Reason != reasonNotInstalled {
 		s.Errorf("condition of %s: %+v", name, c)
 	}
 }

@@ -154,12 +154,21 @@ func roundTrip[T any](t *testing.T, from T) T {
 	return to
 }
 
+// seen returns what the dispatcher keeps of a Node.
+func (s *sim) seen(n *corev1.Node) *node {
+	s.Helper()
+	is, err := strip(n)
+	kept, ok := is.(*node)
+	if err != nil || !ok {
+		s.Fatalf("strip = %v, %v", is, err)
+	}
+	return kept
+}
+
 func (s *sim) world() *world {
 	w := &world{now: s.now, pods: map[string][]*corev1.Pod{}, leases: map[string]time.Time{}, namespace: "pullgate"}
 	for _, n := range s.nodes {
-		is, err := strip(n.DeepCopy())
-		testkit.Must(s.T, err)
-		w.nodes = append(w.nodes, is.(*node)) //nolint:forcetypeassert // of a test
+		w.nodes = append(w.nodes, s.seen(n.DeepCopy()))
 	}
 	for _, p := range s.pods {
 		w.pods[p.Spec.NodeName] = append(w.pods[p.Spec.NodeName], p.DeepCopy())
@@ -184,7 +193,7 @@ func (s *sim) step(d time.Duration) (wrote int) {
 		s.play(s.pods[name])
 	}
 	for name, n := range s.nodes {
-		if is, _ := strip(n); is.(*node).ready && s.does[name] != deaf { //nolint:forcetypeassert // of a test
+		if s.seen(n).ready && s.does[name] != deaf {
 			s.heard[name] = s.now
 			s.beat(n)
 		}
@@ -205,7 +214,8 @@ func (s *sim) step(d time.Duration) (wrote int) {
 func (s *sim) beat(n *corev1.Node) {
 	for i := range n.Status.Conditions {
 		c := &n.Status.Conditions[i]
-		if c.Type == podsource.ConditionType && c.Reason != reasonNotInstalled && s.now.Sub(c.LastHeartbeatTime.Time) > 15*time.Minute {
+		beats := c.Type == podsource.ConditionType && c.Reason != reasonNotInstalled
+		if beats && s.now.Sub(c.LastHeartbeatTime.Time) > 15*time.Minute {
 			c.LastHeartbeatTime, n.ResourceVersion = metav1.NewTime(s.now), s.next()
 		}
 	}
@@ -235,7 +245,7 @@ func (s *sim) settle() {
 
 func (s *sim) running() (n int) {
 	for _, x := range s.nodes {
-		if is, _ := strip(x); is.(*node).running() { //nolint:forcetypeassert // of a test
+		if s.seen(x).running() {
 			n++
 		}
 	}
@@ -318,8 +328,7 @@ func (s *sim) play(p *corev1.Pod) {
 	if n == nil || s.now.Sub(s.since[p.Name]) < 2*time.Second || ended(p) {
 		return
 	}
-	is, _ := strip(n)
-	if !is.(*node).ready { //nolint:forcetypeassert // of a test
+	if !s.seen(n).ready {
 		return
 	}
 	var r api.Request

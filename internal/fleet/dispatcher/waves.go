@@ -46,7 +46,9 @@ func (w *world) direct(r *rollout, members []member, conflicts []string) {
 		w.do(setStatus{r, s})
 	}
 	// What the waves remember, and each failure, is written before anything begins by it.
-	if persisted && !w.ended && s.Wave == r.Status.Wave && s.WavesDone == r.Status.WavesDone && s.WaveEnded.Equal(&r.Status.WaveEnded) {
+	remembered := persisted && s.Wave == r.Status.Wave && s.WavesDone == r.Status.WavesDone &&
+		s.WaveEnded.Equal(&r.Status.WaveEnded)
+	if remembered && !w.ended {
 		for _, m := range starts {
 			w.start(r, m, &s)
 		}
@@ -311,7 +313,8 @@ func waitingFor(c api.NodeCounts) string {
 		n    int32
 		text string
 	}{
-		{c.SkippedNotReady, "nodes are not Ready"}, {c.Failed, "nodes have failed, within the failure budget"},
+		{c.SkippedNotReady, "nodes are not Ready"},
+		{c.Failed, "nodes have failed, within the failure budget"},
 		{c.Unknown, "nodes do not say by their condition that they have what was installed"},
 		{c.Leaving, "nodes are not selected any more, and not Ready or failed"},
 		{c.Pending, "nodes have a pod of a former attempt that is not gone"},
