@@ -174,7 +174,8 @@ func TestFailure(t *testing.T) {
 	x.becomes("Stopped", "failed 1, pending 2")
 	f := x.status().Failures
 	if len(f) != 1 || f[0].Node != x.nodes[0].name || f[0].Stage != "Compare" ||
-		f[0].Message != "an answer  [31mdiffers" || !strings.Contains(f[0].State, "as before") || !strings.Contains(f[0].Next, "kubectl patch rollout "+x.pool) {
+		f[0].Message != "an answer  [31mdiffers" || !strings.Contains(f[0].State, "as before") ||
+		!strings.Contains(f[0].Next, "kubectl patch rollout "+x.pool) {
 		t.Errorf("failures %+v", f)
 	}
 	x.nodes[0].fails.Store(false)

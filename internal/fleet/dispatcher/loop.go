@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -109,17 +108,19 @@ func (l *loop) watch() []cache.Controller {
 	l.nodes, all[0] = informer(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := nodes.List(ctx, fresh(o))
-			if err == nil {
-				for i := range list.Items { // the reflector keeps all pages until it has the last one
-					lighten(&list.Items[i])
-				}
+			if err != nil {
+				return nil, err
 			}
-			return list, err
+			page := &nodeList{ListMeta: list.ListMeta}
+			for i := range list.Items {
+				page.Items = append(page.Items, strip(&list.Items[i]))
+			}
+			return page, nil
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			return nodes.Watch(ctx, o)
 		},
-	}, l.c.core, &corev1.Node{}, strip)
+	}, l.c.core, &corev1.Node{}, stripped)
 	l.pods, all[1] = informer(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = mine
@@ -141,23 +142,13 @@ func (l *loop) watch() []cache.Controller {
 	return all
 }
 
-// fresh asks for a list that is not older than the request, in pages.
+// fresh asks for a list that is not older than the request, in pages that need little memory.
 func fresh(o metav1.ListOptions) metav1.ListOptions {
 	if o.ResourceVersion == "0" {
 		o.ResourceVersion = ""
 	}
+	o.Limit = 100
 	return o
-}
-
-func lighten(n *corev1.Node) {
-	n.ManagedFields, n.Status.Images, n.Status.VolumesAttached, n.Status.VolumesInUse = nil, nil, nil, nil
-	keep := map[string]string{}
-	for _, name := range []string{api.InstalledAnnotation, api.AttemptAnnotation} {
-		if text, ok := n.Annotations[name]; ok {
-			keep[name] = text
-		}
-	}
-	n.Annotations = keep
 }
 
 func (l *loop) wake() {
@@ -326,7 +317,7 @@ func (l *loop) note(a action, version string) {
 func (n *node) same(other *node) bool {
 	return !other.running() && n.UID == other.UID && n.machineID == other.machineID && n.linux == other.linux &&
 		n.ready == other.ready && (n.DeletionTimestamp == nil) == (other.DeletionTimestamp == nil) &&
-		maps.Equal(n.Labels, other.Labels) && (n.taints == nil) == (other.taints == nil) &&
+		n.labels == other.labels && (n.taints == nil) == (other.taints == nil) &&
 		sameRecord(n.installed, other.installed) && sameRecord(n.attempt, other.attempt) && sameCondition(n, other)
 }
 

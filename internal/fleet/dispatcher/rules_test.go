@@ -169,7 +169,7 @@ func (s *sim) bare(name string) {
 	if n.Labels[api.ClaimLabel] != "" {
 		s.Errorf("%s has the label", name)
 	}
-	if c := s.seen(n).condition; c == nil || c.Status != "False" || c.Reason != reasonNotInstalled {
+	if c := strip(n).condition; c == nil || c.Status != "False" || c.Reason != reasonNotInstalled {
 		s.Errorf("condition of %s: %+v", name, c)
 	}
 }

@@ -154,21 +154,10 @@ func roundTrip[T any](t *testing.T, from T) T {
 	return to
 }
 
-// seen returns what the dispatcher keeps of a Node.
-func (s *sim) seen(n *corev1.Node) *node {
-	s.Helper()
-	is, err := strip(n)
-	kept, ok := is.(*node)
-	if err != nil || !ok {
-		s.Fatalf("strip = %v, %v", is, err)
-	}
-	return kept
-}
-
 func (s *sim) world() *world {
 	w := &world{now: s.now, pods: map[string][]*corev1.Pod{}, leases: map[string]time.Time{}, namespace: "pullgate"}
 	for _, n := range s.nodes {
-		w.nodes = append(w.nodes, s.seen(n.DeepCopy()))
+		w.nodes = append(w.nodes, strip(n.DeepCopy()))
 	}
 	for _, p := range s.pods {
 		w.pods[p.Spec.NodeName] = append(w.pods[p.Spec.NodeName], p.DeepCopy())
@@ -193,7 +182,7 @@ func (s *sim) step(d time.Duration) (wrote int) {
 		s.play(s.pods[name])
 	}
 	for name, n := range s.nodes {
-		if s.seen(n).ready && s.does[name] != deaf {
+		if strip(n).ready && s.does[name] != deaf {
 			s.heard[name] = s.now
 			s.beat(n)
 		}
@@ -245,7 +234,7 @@ func (s *sim) settle() {
 
 func (s *sim) running() (n int) {
 	for _, x := range s.nodes {
-		if s.seen(x).running() {
+		if strip(x).running() {
 			n++
 		}
 	}
@@ -328,7 +317,7 @@ func (s *sim) play(p *corev1.Pod) {
 	if n == nil || s.now.Sub(s.since[p.Name]) < 2*time.Second || ended(p) {
 		return
 	}
-	if !s.seen(n).ready {
+	if !strip(n).ready {
 		return
 	}
 	var r api.Request

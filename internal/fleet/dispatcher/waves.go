@@ -303,7 +303,8 @@ func (w *world) conclude(r *rollout, s *api.RolloutStatus, conflicts []string) {
 	}
 	meta.SetStatusCondition(&s.Conditions, metav1.Condition{
 		Type: api.ConditionConflict, Status: metav1.ConditionTrue, Reason: "OlderRollout", ObservedGeneration: r.Generation,
-		Message: fmt.Sprintf("an older Rollout has %d of the selected nodes: %s", len(conflicts), names(conflicts, maxListed)),
+		Message: fmt.Sprintf("an older Rollout has %d of the selected nodes: %s", len(conflicts),
+			names(conflicts, maxListed)),
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/pullgate/pullgate/internal/fleet/api"
 )
@@ -149,7 +148,7 @@ func (w *world) owner(n *node, byName map[string]*rollout, conflicts map[*rollou
 	}
 	for _, r := range w.rollouts {
 		switch {
-		case r.deleting() || !r.selector.Matches(labels.Set(n.Labels)):
+		case r.deleting() || !r.selector.Matches(n.labels):
 		case owner == nil:
 			owner = r
 		default:
