@@ -1,0 +1,133 @@
+package dispatcher_test
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/testkit"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// TestPolicies tries, with the identity of the dispatcher, what its rights would allow and the policies of the chart do
+// not, and with that of an administrator, what only the dispatcher may do in its namespace.
+func TestPolicies(t *testing.T) {
+	x := begin(t, 2)
+	x.nodes[0].fails.Store(true)
+	x.create("")
+	x.becomes("Stopped", "failed 1, pending 1") // so that a pod of the dispatcher stays
+	config := testkit.Value(clientcmd.RESTConfigFromKubeConfig(testkit.Value(os.ReadFile(x.fleet.kubeconfig))(t)))(t)
+	config.UserAgent = "pullgate-dispatcher-test"
+	dispatcher := testkit.Value(kubernetes.NewForConfig(config))(t)
+	dry := []string{metav1.DryRunAll}
+	pods := testkit.Value(x.fleet.Client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{
+		LabelSelector: "fleet.pullgate.dev/rollout=" + x.pool,
+	}))(t)
+	if len(pods.Items) != 1 {
+		t.Fatalf("%d pods; want that of the failure", len(pods.Items))
+	}
+	refused := func(what, because string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), because) {
+			t.Errorf("%s is answered with %v; want a refusal with %q", what, err, because)
+		}
+	}
+	create := func(by kubernetes.Interface, change func(*corev1.Pod)) error {
+		p := pods.Items[0].DeepCopy()
+		p.ObjectMeta = metav1.ObjectMeta{Name: "try", Labels: p.Labels, Annotations: p.Annotations}
+		change(p)
+		_, err := by.CoreV1().Pods(namespace).Create(t.Context(), p, metav1.CreateOptions{DryRun: dry})
+		return err
+	}
+	// What follows shows nothing if the pod itself is refused.
+	if err := create(dispatcher, func(*corev1.Pod) {}); err != nil {
+		t.Errorf("the pod of the dispatcher is refused: %v", err)
+	}
+	const alone = "of one container, on one node, without a token"
+	for what, c := range map[string]struct {
+		because string
+		change  func(*corev1.Pod)
+	}{
+		"the host's network": {alone, func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
+		"the host's PIDs":    {alone, func(p *corev1.Pod) { p.Spec.HostPID = true }},
+		"no node":            {alone, func(p *corev1.Pod) { p.Spec.NodeName = "" }},
+		"a token":            {alone, func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = ptr(true) }},
+		"another label":      {alone, func(p *corev1.Pod) { p.Labels = nil }},
+		"another container":  {alone, func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, sidecar()) }},
+		"an init container":  {alone, func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{sidecar()} }},
+		"privileges": {"without privileges", func(p *corev1.Pod) {
+			security(p).Privileged, security(p).AllowPrivilegeEscalation = ptr(true), nil
+		}},
+		"a capability": {"without privileges", func(p *corev1.Pod) {
+			security(p).Capabilities.Add = []corev1.Capability{"SYS_ADMIN"}
+		}},
+		"another command": {"without privileges", func(p *corev1.Pod) {
+			p.Spec.Containers[0].Command = []string{"/bin/sh", "-c", "true", "x"}
+		}},
+		"the root folder": {"dispatcher.installFolders", func(p *corev1.Pod) { p.Spec.Volumes[0].HostPath.Path = "/" }},
+		"a Secret": {"dispatcher.installFolders", func(p *corev1.Pod) {
+			p.Spec.Volumes[2].VolumeSource = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "any"}}
+		}},
+	} {
+		refused("a pod of the dispatcher with "+what, c.because, create(dispatcher, c.change))
+	}
+	const only = "only pullgate-dispatcher makes pods"
+	refused("the same pod of an administrator", only, create(x.fleet.Client, func(*corev1.Pod) {}))
+	refused("any pod with a hostPath", only, create(x.fleet.Client, func(p *corev1.Pod) { p.Labels = nil }))
+	if err := create(x.fleet.Client, func(p *corev1.Pod) {
+		p.Labels, p.Spec.Volumes, p.Spec.Containers = nil, nil, []corev1.Container{sidecar()}
+	}); err != nil {
+		t.Errorf("a pod of an administrator without a hostPath is refused: %v", err)
+	}
+	name := pods.Items[0].Name
+	_, err := x.fleet.Client.CoreV1().Pods(namespace).Patch(t.Context(), name, types.MergePatchType,
+		[]byte(`{"metadata":{"annotations":{"fleet.pullgate.dev/confirm":"a"}}}`), metav1.PatchOptions{DryRun: dry})
+	refused("a confirmation by an administrator", "only pullgate-dispatcher confirms", err)
+	debugged := pods.Items[0].DeepCopy()
+	debugged.Spec.EphemeralContainers = []corev1.EphemeralContainer{{
+		EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+			Name: "debug", Image: "a:1", TerminationMessagePolicy: corev1.TerminationMessageReadFile,
+		},
+	}}
+	_, err = x.fleet.Client.CoreV1().Pods(namespace).UpdateEphemeralContainers(t.Context(), name, debugged,
+		metav1.UpdateOptions{DryRun: dry})
+	refused("an ephemeral container", "no ephemeral containers", err)
+
+	patch := func(sub string, body any) error {
+		text := testkit.Value(json.Marshal(body))(t)
+		var subresources []string
+		if sub != "" {
+			subresources = []string{sub}
+		}
+		_, err := dispatcher.CoreV1().Nodes().Patch(t.Context(), x.nodes[1].name, types.StrategicMergePatchType, text,
+			metav1.PatchOptions{DryRun: dry}, subresources...)
+		return err
+	}
+	type object = map[string]any
+	for what, c := range map[string]struct {
+		because, sub string
+		body         object
+	}{
+		"a label":        {"no other labels", "", object{"metadata": object{"labels": object{"pool": "x"}}}},
+		"a label's end":  {"no other labels", "", object{"metadata": object{"labels": object{"pool": nil}}}},
+		"an annotation":  {"no other annotations", "", object{"metadata": object{"annotations": object{"a": "b"}}}},
+		"unschedulable":  {"no other taint", "", object{"spec": object{"unschedulable": true}}},
+		"another taint":  {"no other taint", "", object{"spec": object{"taints": []object{{"key": "a", "effect": "NoExecute"}}}}},
+		"the end of all": {"no other taint", "", object{"spec": object{"taints": nil}}},
+		"Ready": {"no other condition", "status", object{"status": object{"conditions": []object{{
+			"type": "Ready", "status": "False",
+		}}}}},
+		"allocatable": {"no other condition", "status", object{"status": object{"allocatable": object{"cpu": "1"}}}},
+	} {
+		refused("a patch of a Node by the dispatcher: "+what, c.because, patch(c.sub, c.body))
+	}
+}
+
+func sidecar() corev1.Container { return corev1.Container{Name: "sidecar", Image: "a:1"} }
+
+func security(p *corev1.Pod) *corev1.SecurityContext { return p.Spec.Containers[0].SecurityContext }
