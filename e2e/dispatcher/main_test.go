@@ -42,6 +42,7 @@ type fleet struct {
 	*cluster.Cluster
 	dir         string
 	objects     dynamic.Interface
+	rollouts    dynamic.ResourceInterface
 	dispatchers []*host.Process
 	program     string
 	kubeconfig  string
@@ -73,6 +74,9 @@ func start(ctx context.Context, version string) (f *fleet, err error) {
 	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), version, "worker",
 		"--audit-policy-file="+f.path("policy.yaml"), "--audit-log-path="+f.path("audit.log")))
 	f.objects = host.Must(dynamic.NewForConfig(f.Config(cluster.Administrator)))
+	f.rollouts = f.objects.Resource(schema.GroupVersionResource{
+		Group: "fleet.pullgate.dev", Version: "v1alpha1", Resource: "rollouts",
+	})
 	f.install(ctx)
 	f.program = host.Must(node.Program("pullgate-dispatcher"))
 	seconds := int64(3600)
@@ -118,17 +122,11 @@ func (f *fleet) install(ctx context.Context) {
 		host.Must(in.Create(ctx, o, metav1.CreateOptions{}))
 	}
 	if !host.Within(time.Minute, func() bool {
-		_, err := f.rollouts().List(ctx, metav1.ListOptions{})
+		_, err := f.rollouts.List(ctx, metav1.ListOptions{})
 		return err == nil
 	}) {
 		host.Check(errors.New("the API server does not serve Rollouts after a minute"))
 	}
-}
-
-func (f *fleet) rollouts() dynamic.ResourceInterface {
-	return f.objects.Resource(schema.GroupVersionResource{
-		Group: "fleet.pullgate.dev", Version: "v1alpha1", Resource: "rollouts",
-	})
 }
 
 // dispatch starts one of the two processes.

@@ -50,7 +50,7 @@ func (f *fleet) join(t *testing.T, name, pool string, taints ...corev1.Taint) *p
 	testkit.Value(p.api.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{}))(t)
 	p.status(map[string]any{"nodeInfo": map[string]string{"machineID": "machine-" + name, "operatingSystem": "linux"}})
 	p.condition(corev1.NodeCondition{Type: corev1.NodeReady, Status: "True"})
-	ctx, stop := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	done := make(chan struct{})
 	go func() { defer close(done); p.play(ctx) }()
 	t.Cleanup(func() { stop(); <-done })
@@ -137,7 +137,7 @@ func (p *played) run(ctx context.Context, pod *corev1.Pod) {
 		p.mu.Lock()
 		p.requests = append(p.requests, r)
 		p.mu.Unlock()
-		s.Phase, s.StartTime = corev1.PodRunning, ptr(metav1.Now())
+		s.Phase, s.StartTime = corev1.PodRunning, new(metav1.Now())
 	case s.Phase != corev1.PodRunning || time.Since(s.StartTime.Time) < 2*time.Second:
 		return // the condition has to be later, in seconds
 	case p.fails.Load():
@@ -181,5 +181,3 @@ func (p *played) asked() string {
 	}
 	return fmt.Sprint(all)
 }
-
-func ptr[T any](v T) *T { return &v }

@@ -56,12 +56,12 @@ func TestPolicies(t *testing.T) {
 		"the host's network": {alone, func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
 		"the host's PIDs":    {alone, func(p *corev1.Pod) { p.Spec.HostPID = true }},
 		"no node":            {alone, func(p *corev1.Pod) { p.Spec.NodeName = "" }},
-		"a token":            {alone, func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = ptr(true) }},
+		"a token":            {alone, func(p *corev1.Pod) { p.Spec.AutomountServiceAccountToken = new(true) }},
 		"another label":      {alone, func(p *corev1.Pod) { p.Labels = nil }},
 		"another container":  {alone, func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, sidecar()) }},
 		"an init container":  {alone, func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{sidecar()} }},
 		"privileges": {"without privileges", func(p *corev1.Pod) {
-			security(p).Privileged, security(p).AllowPrivilegeEscalation = ptr(true), nil
+			security(p).Privileged, security(p).AllowPrivilegeEscalation = new(true), nil
 		}},
 		"a capability": {"without privileges", func(p *corev1.Pod) {
 			security(p).Capabilities.Add = []corev1.Capability{"SYS_ADMIN"}
@@ -113,11 +113,13 @@ func TestPolicies(t *testing.T) {
 		because, sub string
 		body         object
 	}{
-		"a label":        {"no other labels", "", object{"metadata": object{"labels": object{"pool": "x"}}}},
-		"a label's end":  {"no other labels", "", object{"metadata": object{"labels": object{"pool": nil}}}},
-		"an annotation":  {"no other annotations", "", object{"metadata": object{"annotations": object{"a": "b"}}}},
-		"unschedulable":  {"no other taint", "", object{"spec": object{"unschedulable": true}}},
-		"another taint":  {"no other taint", "", object{"spec": object{"taints": []object{{"key": "a", "effect": "NoExecute"}}}}},
+		"a label":       {"no other labels", "", object{"metadata": object{"labels": object{"pool": "x"}}}},
+		"a label's end": {"no other labels", "", object{"metadata": object{"labels": object{"pool": nil}}}},
+		"an annotation": {"no other annotations", "", object{"metadata": object{"annotations": object{"a": "b"}}}},
+		"unschedulable": {"no other taint", "", object{"spec": object{"unschedulable": true}}},
+		"another taint": {"no other taint", "", object{"spec": object{"taints": []object{{
+			"key": "a", "effect": "NoExecute",
+		}}}}},
 		"the end of all": {"no other taint", "", object{"spec": object{"taints": nil}}},
 		"Ready": {"no other condition", "status", object{"status": object{"conditions": []object{{
 			"type": "Ready", "status": "False",

@@ -70,13 +70,13 @@ func parse(t *testing.T, text string) *unstructured.Unstructured {
 func (x *test) create(more string) {
 	x.Helper()
 	o := parse(x.T, fmt.Sprintf(rollout, x.pool)+more)
-	testkit.Value(x.fleet.rollouts().Create(x.Context(), o, metav1.CreateOptions{}))(x)
+	testkit.Value(x.fleet.rollouts.Create(x.Context(), o, metav1.CreateOptions{}))(x)
 }
 
 func (x *test) edit(spec string) {
 	x.Helper()
 	patch := testkit.Value(yaml.YAMLToJSON([]byte("spec: " + spec)))(x)
-	testkit.Value(x.fleet.rollouts().Patch(x.Context(), x.pool, types.MergePatchType, patch, metav1.PatchOptions{}))(x)
+	testkit.Value(x.fleet.rollouts.Patch(x.Context(), x.pool, types.MergePatchType, patch, metav1.PatchOptions{}))(x)
 }
 
 // A status is what of it is compared.
@@ -89,7 +89,7 @@ type status struct {
 }
 
 func (x *test) status() (s status) {
-	o, err := x.fleet.rollouts().Get(x.Context(), x.pool, metav1.GetOptions{})
+	o, err := x.fleet.rollouts.Get(x.Context(), x.pool, metav1.GetOptions{})
 	if err != nil {
 		return status{Phase: "gone"}
 	}
@@ -150,7 +150,7 @@ func TestInstallUpgradeRemove(t *testing.T) {
 			}
 		}
 	}
-	testkit.Must(t, x.fleet.rollouts().Delete(t.Context(), x.pool, metav1.DeleteOptions{}))
+	testkit.Must(t, x.fleet.rollouts.Delete(t.Context(), x.pool, metav1.DeleteOptions{}))
 	x.becomes("gone", "")
 	for i, p := range x.nodes {
 		n := x.node(i)
@@ -254,7 +254,7 @@ func TestRights(t *testing.T) {
 	x := begin(t, 1)
 	x.create("")
 	x.becomes("Complete", "installed 1")
-	testkit.Must(t, x.fleet.rollouts().Delete(t.Context(), x.pool, metav1.DeleteOptions{}))
+	testkit.Must(t, x.fleet.rollouts.Delete(t.Context(), x.pool, metav1.DeleteOptions{}))
 	x.becomes("gone", "")
 	seen := map[string]bool{}
 	for _, a := range testkit.Value(x.fleet.audit())(t) {

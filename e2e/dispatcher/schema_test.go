@@ -17,7 +17,7 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 		o := parse(t, fmt.Sprintf(rollout, x.pool))
 		spec, _ := o.Object["spec"].(map[string]any)
 		change(spec)
-		_, err := x.fleet.rollouts().Create(t.Context(), o, metav1.CreateOptions{
+		_, err := x.fleet.rollouts.Create(t.Context(), o, metav1.CreateOptions{
 			DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict,
 		})
 		return err
@@ -26,30 +26,51 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 		t.Fatalf("the Rollout that is changed is refused: %v", err)
 	}
 	for _, c := range []struct{ field, value, place string }{
-		{"version", `""`, "spec.version"}, {"version", `"../v1"`, "spec.version"}, {"version", `"a/b"`, "spec.version"},
-		{"version", `null`, "spec.version"}, {"version", `1`, "spec.version"},
-		{"image", `"registry.example.com/pullgate"`, "spec.image"}, {"image", `"a b:v1"`, "spec.image"},
+		{"version", `""`, "spec.version"},
+		{"version", `"../v1"`, "spec.version"},
+		{"version", `"a/b"`, "spec.version"},
+		{"version", `null`, "spec.version"},
+		{"version", `1`, "spec.version"},
+		{"image", `"registry.example.com/pullgate"`, "spec.image"},
+		{"image", `"a b:v1"`, "spec.image"},
 		{"image", `"a@sha256:0"`, "spec.image"},
-		{"nodeSelector", `null`, "spec.nodeSelector"}, {"nodeSelector", `{"pool": "a"}`, "spec.nodeSelector.pool"},
+		{"nodeSelector", `null`, "spec.nodeSelector"},
+		{"nodeSelector", `{"pool": "a"}`, "spec.nodeSelector.pool"},
 		{"nodeSelector", `{"matchLabels": {"a": "b c"}}`, "spec.nodeSelector.matchLabels"},
 		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "In"}]}`, "spec.nodeSelector.matchExpressions[0]"},
 		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}`, "Expressions[0]"},
 		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "Is"}]}`, "matchExpressions[0].operator"},
-		{"mode", `"enforce"`, "spec.mode"}, {"mode", `null`, "spec.mode"},
-		{"configuration", `""`, "configuration is required"}, {"unsigned", `false`, "either publicKey or unsigned=true"},
+		{"mode", `"enforce"`, "spec.mode"},
+		{"mode", `null`, "spec.mode"},
+		{"configuration", `""`, "configuration is required"},
+		{"unsigned", `false`, "either publicKey or unsigned=true"},
 		{"publicKey", `"-----BEGIN PUBLIC KEY-----\nA"`, "either publicKey or unsigned=true"},
 		{"publicKey", `"-----BEGIN EC PRIVATE KEY-----\nA"`, "spec.publicKey"},
-		{"waves", `[]`, "spec.waves"}, {"waves", `[0]`, "spec.waves[0]"}, {"waves", `["0%"]`, "spec.waves[0]"},
-		{"waves", `["101%"]`, "spec.waves[0]"}, {"waves", `["10"]`, "spec.waves[0]"}, {"waves", `[5001]`, "spec.waves[0]"},
-		{"waves", `[1.5]`, "spec.waves[0]"}, {"waves", `[1,1,1,1,1,1,1,1,1,1,1]`, "spec.waves"},
-		{"soak", `"5"`, "spec.soak"}, {"soak", `"-5m"`, "spec.soak"}, {"soak", `"200h"`, "spec.soak"},
-		{"soak", `"1d"`, "spec.soak"}, {"failureBudget", `-1`, "spec.failureBudget"},
-		{"failureBudget", `"all"`, "spec.failureBudget"}, {"failureBudget", `"101%"`, "spec.failureBudget"},
-		{"confirmWithin", `"29s"`, "spec.confirmWithin"}, {"confirmWithin", `"61m"`, "spec.confirmWithin"},
-		{"probation", `"0s"`, "spec.probation"}, {"probation", `"2h"`, "spec.probation"},
-		{"installFolder", `"/"`, "spec.installFolder"}, {"installFolder", `"/opt"`, "spec.installFolder"},
-		{"installFolder", `"opt/pullgate"`, "spec.installFolder"}, {"installFolder", `"/opt/../etc"`, "spec.installFolder"},
-		{"installFolder", `"/opt/pullgate/"`, "spec.installFolder"}, {"paused", `"yes"`, "spec.paused"},
+		{"waves", `[]`, "spec.waves"},
+		{"waves", `[0]`, "spec.waves[0]"},
+		{"waves", `["0%"]`, "spec.waves[0]"},
+		{"waves", `["101%"]`, "spec.waves[0]"},
+		{"waves", `["10"]`, "spec.waves[0]"},
+		{"waves", `[5001]`, "spec.waves[0]"},
+		{"waves", `[1.5]`, "spec.waves[0]"},
+		{"waves", `[1,1,1,1,1,1,1,1,1,1,1]`, "spec.waves"},
+		{"soak", `"5"`, "spec.soak"},
+		{"soak", `"-5m"`, "spec.soak"},
+		{"soak", `"200h"`, "spec.soak"},
+		{"soak", `"1d"`, "spec.soak"},
+		{"failureBudget", `-1`, "spec.failureBudget"},
+		{"failureBudget", `"all"`, "spec.failureBudget"},
+		{"failureBudget", `"101%"`, "spec.failureBudget"},
+		{"confirmWithin", `"29s"`, "spec.confirmWithin"},
+		{"confirmWithin", `"61m"`, "spec.confirmWithin"},
+		{"probation", `"0s"`, "spec.probation"},
+		{"probation", `"2h"`, "spec.probation"},
+		{"installFolder", `"/"`, "spec.installFolder"},
+		{"installFolder", `"/opt"`, "spec.installFolder"},
+		{"installFolder", `"opt/pullgate"`, "spec.installFolder"},
+		{"installFolder", `"/opt/../etc"`, "spec.installFolder"},
+		{"installFolder", `"/opt/pullgate/"`, "spec.installFolder"},
+		{"paused", `"yes"`, "spec.paused"},
 		{"failurebudget", `1`, "spec.failurebudget"},
 	} {
 		err := try(func(spec map[string]any) {
@@ -64,9 +85,14 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ field, value string }{
-		{"waves", `[1, "1%", "100%", 5000]`}, {"failureBudget", `"0%"`}, {"soak", `"1h30m"`}, {"confirmWithin", `"30s"`},
+		{"waves", `[1, "1%", "100%", 5000]`},
+		{"failureBudget", `"0%"`},
+		{"soak", `"1h30m"`},
+		{"confirmWithin", `"30s"`},
 		{"image", `"registry.example.com:5000/a/b@sha256:` + strings.Repeat("0", 64) + `"`},
-		{"nodeSelector", `{}`}, {"installFolder", `"/var/lib/pullgate-install"`}, {"version", `"0123abc-dirty"`},
+		{"nodeSelector", `{}`},
+		{"installFolder", `"/var/lib/pullgate-install"`},
+		{"version", `"0123abc-dirty"`},
 	} {
 		if err := try(func(spec map[string]any) {
 			var v any
@@ -79,7 +105,7 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 
 	// What was created has the defaults, and cannot move.
 	x.create("  paused: true")
-	o := testkit.Value(x.fleet.rollouts().Get(t.Context(), x.pool, metav1.GetOptions{}))(t)
+	o := testkit.Value(x.fleet.rollouts.Get(t.Context(), x.pool, metav1.GetOptions{}))(t)
 	spec, _ := o.Object["spec"].(map[string]any)
 	for field, want := range map[string]string{
 		"waves": `[1,"1%","10%",50]`, "failureBudget": "0", "confirmWithin": `"2m"`, "probation": `"1m"`,
@@ -88,7 +114,7 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 		testkit.Equal(t, field, string(testkit.Value(json.Marshal(spec[field]))(t)), want)
 	}
 	spec["installFolder"] = "/opt/another"
-	_, err := x.fleet.rollouts().Update(t.Context(), o, metav1.UpdateOptions{})
+	_, err := x.fleet.rollouts.Update(t.Context(), o, metav1.UpdateOptions{})
 	if err == nil || !strings.Contains(err.Error(), "installFolder cannot be changed") {
 		t.Errorf("another installFolder is answered with %v", err)
 	}

@@ -58,7 +58,7 @@ func TestMemoryOf15000Nodes(t *testing.T) {
 			defer server.Close()
 			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
-			child := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestMemoryOf15000Nodes$") //nolint:gosec // this test
+			child := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestMemoryOf15000Nodes$")
 			child.Env = append(os.Environ(), childOf+"="+server.URL)
 			var out bytes.Buffer
 			child.Stdout, child.Stderr = &out, &out
@@ -121,7 +121,7 @@ func newManyNodes(t *testing.T, streams bool) *manyServer {
 	return s
 }
 
-var schemaVersion = corev1.SchemeGroupVersion //nolint:gochecknoglobals // a constant
+var schemaVersion = corev1.SchemeGroupVersion
 
 func (s *manyServer) encode(o runtime.Object) []byte {
 	return testkit.Value(runtime.Encode(s.codecs.EncoderForVersion(s.info.Serializer, schemaVersion), o))(s)
@@ -166,14 +166,15 @@ func (s *manyServer) node(i int) *corev1.Node {
 		n.Labels[fmt.Sprintf("node.example.com/label-%d", j)] = random(r, 20)
 	}
 	n.Annotations = maps.Clone(n.Annotations)
-	n.Annotations[api.InstalledAnnotation] = `{"version":"v1","mode":"Enforce","configuration":"` + strings.Repeat("0", 64) +
-		`","machineID":"` + random(r, 32) + `","attempt":"` + random(r, 47) + `"}`
+	n.Annotations[api.InstalledAnnotation] = `{"version":"v1","mode":"Enforce","configuration":"` +
+		strings.Repeat("0", 64) + `","machineID":"` + random(r, 32) + `","attempt":"` + random(r, 47) + `"}`
 	n.Status.NodeInfo = corev1.NodeSystemInfo{MachineID: random(r, 32), OperatingSystem: "linux"}
 	for _, c := range []string{
 		"MemoryPressure", "DiskPressure", "PIDPressure", "Ready", "PullgateEnforcing",
 	} {
 		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
-			Type: corev1.NodeConditionType(c), Status: "True", Reason: "Reason", Message: strings.Repeat(c, 10), LastHeartbeatTime: metav1.Now(),
+			Type: corev1.NodeConditionType(c), Status: "True", Reason: "Reason", Message: strings.Repeat(c, 10),
+			LastHeartbeatTime: metav1.Now(),
 		})
 	}
 	return &n

@@ -97,10 +97,10 @@ func decode[T any](text string) *T {
 func (n *node) claim() string { return n.labels.Get(api.ClaimLabel) }
 
 // GetObjectKind and DeepCopyObject make a node what an informer lists.
-func (n *node) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+func (n *node) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind } //nolint:ireturn // runtime.Object
 
 // DeepCopyObject returns the node itself, which nobody changes.
-func (n *node) DeepCopyObject() runtime.Object { return n }
+func (n *node) DeepCopyObject() runtime.Object { return n } //nolint:ireturn // runtime.Object
 
 // A nodeList is a page of Nodes. The reflector keeps all pages until it has the last one.
 type nodeList struct {
@@ -111,7 +111,7 @@ type nodeList struct {
 }
 
 // DeepCopyObject returns the list itself, which nobody changes.
-func (l *nodeList) DeepCopyObject() runtime.Object { return l }
+func (l *nodeList) DeepCopyObject() runtime.Object { return l } //nolint:ireturn // runtime.Object
 
 // A labelText has labels in the order of their keys, each key and value followed by a null byte: a third of a map.
 type labelText string
