@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/pullgate/pullgate/internal/fleet/api"
-	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
@@ -124,10 +123,8 @@ func TestAnotherMachineWithTheName(t *testing.T) {
 	s.pass(time.Hour)
 	s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 2, Installed: 2})
 	n := s.nodes["node-01"]
+	// It still has the condition of the machine before.
 	n.Status.NodeInfo.MachineID, n.ResourceVersion = "another", s.next()
-	n.Status.Conditions = slices.DeleteFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == podsource.ConditionType
-	})
 	s.settle()
 	testkit.Equal(t, "pods made", s.created, 3)
 	s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 2, Installed: 2})
