@@ -45,7 +45,7 @@ Exit codes:
     2  wrong usage
     3  pullgated is not reached
     4  explain: the pod needs proof; pods --denied: a pod needs proof or is denied; why: an
-       image has no credential
+       image has no credential; report: NO-GO
     5  revoke: nothing matches, and nothing was changed
    10  explain: policies deny the pod, also if it needs proof; policy test: a pod is
        denied; policy verify: an enforced rule is not met`
@@ -69,7 +69,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		statusCommand(c), imagesCommand(c), intentsCommand(c), grantsCommand(c), podsCommand(c), explainCommand(c),
 		revokeCommand(c), preloadedCommand(c), endorsementCommand(c), distrustCommand(c), storeCommand(c),
 		doctorCommand(c, on.node), watchCommand(c), nodeCommand(c, on.enabler), policyCommand(c), whyCommand(c),
-		verifyReleaseCommand(c),
+		reportCommand(c), verifyReleaseCommand(c),
 		versionCommand(c, "Print the version of pullgatectl; status shows that of pullgated"), docsCommand(c))
 	root.Example = examples
 	return versioned(root)

@@ -14,19 +14,23 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/pullsecrets"
 )
 
-const tenantLong = `kubectl pullgate shows owners of pods why a pod waits on a node that checks pull credentials.
-It asks the API server with your kubeconfig, and needs no access to a node.
+const tenantLong = `kubectl pullgate shows owners of pods why a pod waits on a node that checks pull credentials,
+and operators whether their nodes would refuse pods. It asks the API server with your
+kubeconfig, and needs no access to a node.
 
 It is the program pullgatectl under another name. Operators run pullgatectl on a node; its
 explain shows what the node knows.`
 
 const tenantExample = `  # Which pull secrets are sent for the images of this pod?
-  kubectl pullgate why job-1 --namespace team-b`
+  kubectl pullgate why job-1 --namespace team-b
+
+  # For operators: would any node refuse a pod?
+  kubectl pullgate report`
 
 // tenantCommand is the root if the program is called kubectl-pullgate: the commands that need no node.
 func tenantCommand(c *cli.Console, _ machine) *cobra.Command {
-	root := c.Root("kubectl pullgate", "Show why a pod waits for its image", tenantLong,
-		whyCommand(c), versionCommand(c, "Print the version"))
+	root := c.Root("kubectl pullgate", "Show why a pod waits for its image, and whether nodes would refuse pods", tenantLong,
+		whyCommand(c), reportCommand(c), versionCommand(c, "Print the version"))
 	root.Example = tenantExample
 	_ = root.PersistentFlags().MarkHidden("endpoint")
 	return versioned(root)
@@ -63,23 +67,16 @@ or another failure; 2 as for every command.`,
 		Args: cli.OneArgument("POD"),
 	}
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "the `namespace` of the pod; default: that of the context")
-	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", "",
-		"the `file` with the identity that the API server is asked with; default: $KUBECONFIG, else ~/.kube/config")
-	cmd.Flags().StringVar(&o.Context, "context", "", "the `context` of the kubeconfig; default: the current one")
+	apiFlags(cmd, &o)
 	output := cli.FormatFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		name := strings.TrimPrefix(args[0], "pod/") // as kubectl prints it
 		if name == "" || strings.Contains(name, "/") {
 			return cli.Misused("write it as in why job-1 --namespace team-b", "%q is not the name of a pod", args[0])
 		}
-		c.Patience(cmd, time.Minute) // a plugin of the kubeconfig may have to ask its user
-		if o.Timeout, err = c.Limit(); err != nil {
-			return err
-		}
-		api, err := apiserver.New(o)
+		api, err := openAPI(c, cmd, o)
 		if err != nil {
-			return program.Hintf(cmp.Or(program.HintOf(err), "kubectl must work with the same kubeconfig and context"),
-				"read the kubeconfig: %w", err)
+			return err
 		}
 		defer api.Close()
 		r, err := pullsecrets.Explain(cmd.Context(), api, cmp.Or(namespace, api.Namespace), name)
@@ -92,6 +89,26 @@ or another failure; 2 as for every command.`,
 		return whyExit(r)
 	}
 	return cmd
+}
+
+// apiFlags gives a command the flags about the API server.
+func apiFlags(cmd *cobra.Command, o *apiserver.Options) {
+	cmd.Flags().StringVar(&o.Kubeconfig, "kubeconfig", "",
+		"the `file` with the identity that the API server is asked with; default: $KUBECONFIG, else ~/.kube/config")
+	cmd.Flags().StringVar(&o.Context, "context", "", "the `context` of the kubeconfig; default: the current one")
+}
+
+// openAPI returns a client of the API server. It makes no connection yet.
+func openAPI(c *cli.Console, cmd *cobra.Command, o apiserver.Options) (api *apiserver.Client, err error) {
+	c.Patience(cmd, time.Minute) // a plugin of the kubeconfig may have to ask its user
+	if o.Timeout, err = c.Limit(); err != nil {
+		return nil, err
+	}
+	if api, err = apiserver.New(o); err != nil {
+		return nil, program.Hintf(cmp.Or(program.HintOf(err), "kubectl must work with the same kubeconfig and context"),
+			"read the kubeconfig: %w", err)
+	}
+	return api, nil
 }
 
 func whyExit(r *pullsecrets.Report) error {

@@ -37,7 +37,9 @@ func TestInstall(t *testing.T) {
 			}
 			do("install", "pullgate", chart(t), "--values", values("full"))
 			w.has(t, "monitoring.coreos.com/podmonitors", "monitoring.coreos.com/prometheusrules", "cert-manager.io/issuers",
-				"cert-manager.io/certificates", "networking.k8s.io/networkpolicies", "apps/deployments")
+				"cert-manager.io/certificates", "networking.k8s.io/networkpolicies", "apps/deployments",
+				"admissionregistration.k8s.io/validatingadmissionpolicies",
+				"admissionregistration.k8s.io/validatingadmissionpolicybindings")
 			do("uninstall", "pullgate")
 			w.left(t)
 

@@ -56,6 +56,8 @@ func TestValuesThatCannotWork(t *testing.T) {
 				"dispatcher.installFolders={/}":                    "/dispatcher/installFolders/0",
 				"dispatcher.installFolders={/opt/../etc}":          "/dispatcher/installFolders/0",
 				"dispatcher.installFolders=":                       "/dispatcher/installFolders",
+				"reports.enabled=yes":                              "/reports/enabled",
+				"reports.readers={system:authenticated}":           "/reports/readers/0",
 			} {
 				_, err := h.run(t, "template", "pullgate", chart(t), "--values", values("minimal"), "--set", set)
 				if err == nil || !strings.Contains(err.Error(), "'"+place+"'") {

@@ -116,6 +116,7 @@ func (c Config) check(found *checks) {
 	found.namespaces("nodeCredentials.namespaces", c.NodeCredentials.Namespaces)
 	found.dockerConfigFiles(c.NodeCredentials.DockerConfigFiles)
 	found.path("podSource.kubeconfig", c.PodSource.Kubeconfig, "/etc/kubernetes/kubelet.conf", "no pod source")
+	found.oneOf("podSource.nodeReport", string(c.PodSource.NodeReport), "auto", "true", "false")
 	if n := c.PodSource.NodeName; n != "" {
 		found.all("podSource.nodeName", n, validation.IsDNS1123Subdomain(n))
 		if c.PodSource.Kubeconfig == "" {

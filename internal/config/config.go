@@ -108,6 +108,8 @@ type PodSource struct {
 	Kubeconfig    string `json:"kubeconfig"`
 	NodeName      string `json:"nodeName"`
 	NodeCondition bool   `json:"nodeCondition"`
+	// NodeReport is whether a NodeReport is written: "auto" means in shadow mode.
+	NodeReport Tristate `json:"nodeReport"`
 }
 
 // Metrics is the HTTP server for scrapes and probes.
@@ -192,7 +194,7 @@ func Default() Config {
 		RegistryUnavailableGrace:               "0s",
 		NodeCredentials:                        NodeCredentials{DockerConfigFiles: []string{"/var/lib/kubelet/config.json"}},
 		RuntimeCredentials:                     RuntimeCredentialsNone,
-		PodSource:                              PodSource{NodeCondition: true},
+		PodSource:                              PodSource{NodeCondition: true, NodeReport: "auto"},
 		Metrics:                                Metrics{Listen: "127.0.0.1:9471"},
 		Admin:                                  Admin{Listen: "unix:///run/pullgate/admin.sock"},
 		Admission: Admission{
@@ -222,6 +224,12 @@ func (c Config) YAML() ([]byte, error) {
 // Enforces reports whether a pod that has not proved access to an image is denied it.
 func (c Config) Enforces() bool {
 	return !c.NoPullImageSecretRecheck && c.policy.Mode() != policy.ModeNeverVerify
+}
+
+// Reports reports whether pullgated writes the NodeReport of its node.
+func (c Config) Reports() bool {
+	on := c.PodSource.NodeReport
+	return c.PodSource.Kubeconfig != "" && (on == "true" || on == "auto" && c.NoPullImageSecretRecheck)
 }
 
 // Enforcement describes in a few words the effect of the configuration on a pod that has not proved access to an image.

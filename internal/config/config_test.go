@@ -142,7 +142,7 @@ registryOutageFallback: false
 credentialValidity: 24h
 registryUnavailableGrace: 1h30m
 nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercfg], namespaces: [a3]}
-podSource: {kubeconfig: /etc/kubelet.conf, nodeName: node-1, nodeCondition: false}
+podSource: {kubeconfig: /etc/kubelet.conf, nodeName: node-1, nodeCondition: false, nodeReport: true}
 metrics: {listen: ""}
 admin: {listen: unix:///run/a.sock}
 decisionLog: {path: /var/log/decisions.log}
@@ -173,7 +173,7 @@ admission:
 			DockerConfigFiles: []string{"/root/.docker/config.json", "/root/.dockercfg"}, Namespaces: []string{"a3"},
 		},
 		RuntimeCredentials: "perNamespace",
-		PodSource:          config.PodSource{Kubeconfig: "/etc/kubelet.conf", NodeName: "node-1"},
+		PodSource:          config.PodSource{Kubeconfig: "/etc/kubelet.conf", NodeName: "node-1", NodeReport: "true"},
 		Admin:              config.Admin{Listen: "unix:///run/a.sock"},
 		DecisionLog:        config.DecisionLog{Path: "/var/log/decisions.log"},
 		Admission: config.Admission{

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -87,6 +88,12 @@ func (c *condition) usage(ctx context.Context, g interface {
 	return left, known || c.bypassed
 }
 
+// hashOf returns the hash of a configuration as the status shows it.
+func hashOf(c config.Config) string {
+	text, _ := c.YAML() // a configuration that was parsed can be rendered
+	return fmt.Sprintf("sha256:%x", sha256.Sum256(text))
+}
+
 // of returns the condition with the most severe reason, and a message with all of them.
 func (c *condition) of(s nodeState) podsource.Condition {
 	reason, enforcement := "", s.inForce.config.Enforcement()
@@ -110,8 +117,7 @@ func (c *condition) of(s nodeState) podsource.Condition {
 		"the policy files are invalid, the last valid ones are in force")
 	enforces := reason == ""
 	found(enforces, reasonEnforcing, enforcement)
-	text, _ := s.inForce.config.YAML() // a configuration that was parsed can be rendered
-	what := fmt.Sprintf("pullgate %s, configuration sha256:%x", c.version, sha256.Sum256(text))
+	what := fmt.Sprintf("pullgate %s, configuration %s", c.version, hashOf(s.inForce.config))
 	if hash := s.policies.GetHash(); hash != "" {
 		what += ", policies " + hash
 	}

@@ -117,11 +117,13 @@ func Run(ctx context.Context, o Options) (err error) {
 	feed := &adminapi.Feed{}
 
 	var p parts
+	reporting := openReport(o)
 	source := openSource(o, key, m, func() bool { return node.HasAccounts() || trk.HasAccounts() },
-		func(ctx context.Context) (podsource.Condition, bool) { return p.condition.judge(ctx, p) })
+		func(ctx context.Context) (podsource.Condition, bool) { return p.condition.judge(ctx, p) },
+		reportOf(reporting, &p))
 	facts, views, keep := forGate(source)
 	keep(admitting.fields())
-	index, to := podindex.New(), decided{log: log, feed: feed}
+	index, to := podindex.New(), decided{log: log, report: reporting, feed: feed}
 	judge = gate.New(gate.Config{
 		Tracker: trk, Pods: index, Runtime: runtime, PodSource: facts, Metrics: m, Log: o.Log.WithName("gate"),
 		Decisions: to, Shadow: o.Config.NoPullImageSecretRecheck,

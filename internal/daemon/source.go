@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
@@ -18,9 +19,10 @@ import (
 
 // openSource returns the configured pod source, nil if there is none. The API server and a valid kubeconfig may
 // come later, and the source says what is wrong when it runs: without pullgated the kubelet reaches no runtime.
-// accounts returns whether service accounts are needed, and condition the state of the node.
+// accounts returns whether service accounts are needed, condition the state of the node, and report, which may be nil,
+// its report.
 func openSource(o Options, key credential.Key, m *metrics.Metrics, accounts func() bool,
-	condition func(context.Context) (podsource.Condition, bool),
+	condition func(context.Context) (podsource.Condition, bool), report func() (api.Report, bool),
 ) *podsource.Source {
 	if o.Config.PodSource.Kubeconfig == "" {
 		return nil
@@ -32,6 +34,7 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics, accounts func
 		Kubeconfig: o.Config.PodSource.Kubeconfig, NodeName: o.Config.PodSource.NodeName, Key: key,
 		Failed: m.PodSourceError, Sent: m.PodEvent,
 		Accounts: accounts, Condition: condition, ConditionWritten: m.NodeCondition,
+		Report: report,
 	})
 	m.SetPodSource(source.Synced)
 	return source
@@ -110,10 +113,11 @@ func (l *decisionLog) status() *adminv1.DecisionLogStatus {
 	return &adminv1.DecisionLogStatus{Path: l.path, Dropped: l.dropped.Load()}
 }
 
-// decided sends the decisions of the gate to the log, if there is one, and to the watchers.
+// decided sends the decisions of the gate to the log and the report, if there are any, and to the watchers.
 type decided struct {
-	log  *decisionLog
-	feed *adminapi.Feed
+	log    *decisionLog
+	report *report
+	feed   *adminapi.Feed
 }
 
 // Record passes on a decision of the gate.
@@ -121,5 +125,6 @@ func (to decided) Record(d decisionlog.Decision) {
 	if to.log != nil {
 		to.log.Record(d)
 	}
+	to.report.Record(d)
 	to.feed.Record(d)
 }

@@ -187,6 +187,7 @@ func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
 		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),
 		Verdict: v, PullPolicy: u.pullPolicy, Took: time.Since(u.began), Digest: u.digestOf(v.Pair.ImageID),
 	}
+	d.PullSecret = !v.Allowed() && len(u.known) > 0
 	holds := func(s tracker.Secret) bool { return v.Credential != "" && s.Credential == v.Credential }
 	if i := slices.IndexFunc(u.known, holds); i >= 0 {
 		d.Secret = u.known[i].Ref

@@ -311,6 +311,7 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 func (g *Gate) pullEnded(p *pullCall, v tracker.Verdict, out outcome, signed admission.Decision) {
 	v.AccessAudit = cmp.Or(p.accessAudit, v.AccessAudit)
 	d := p.decision(v)
+	d.Hidden = p.hidden && p.present.ID != ""
 	if d.Outcome, d.Admission = out.label(), signed; v.First {
 		g.c.Metrics.Use(v.Reason)
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -40,6 +41,9 @@ type Options struct {
 	// it; it must be set with Condition, and must not block.
 	Condition        func(ctx context.Context) (state Condition, known bool)
 	ConditionWritten func(outcome string)
+	// Report returns the content of the NodeReport. known is false while there is none to write. nil: the node has no
+	// report. It is called every few seconds, never concurrently.
+	Report func() (content api.Report, known bool)
 
 	// Accounts returns whether service accounts of pods are needed. It may be called concurrently and must not block; nil
 	// means no.
@@ -144,6 +148,7 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 	g.Go(func() { s.events.run(ctx, s.NodeName(), s.has, c.createEvent) })
 	g.Go(func() { s.keepCondition(ctx, c) })
+	g.Go(func() { s.keepReport(ctx, c) })
 	g.Go(func() { s.follow(ctx, c.core, log) })
 	g.Wait()
 	return nil

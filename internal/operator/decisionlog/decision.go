@@ -42,6 +42,10 @@ type Decision struct {
 	// Container is the name of the container in the pod; "" if the call has none, or if there are no policies.
 	Container string
 	Admission admission.Decision // the decision of the admission chain; the zero value if it asked no validator
+
+	// The fields below are not in the log.
+	Hidden     bool // of the end of a pull: the image is on the node, and was hidden from the pod
+	PullSecret bool // of a Reverify: the pod has a pull secret for the image
 }
 
 // A Recorder stores decisions, or passes them on.
