@@ -132,7 +132,14 @@ func printGroups(p *cli.Page, head string, all []fleetreport.Refusal, key func(f
 	for _, name := range names {
 		rows = append(rows, []string{name, fmt.Sprint(len(groups[name].pods)), fmt.Sprint(len(groups[name].nodes))})
 	}
-	printRows(p, []string{head, "PODS", "NODES"}, rows)
+	columns := []string{head, "PODS", "NODES"}
+	if head == "NODE" {
+		columns = columns[:2]
+	}
+	for i := range rows {
+		rows[i] = rows[i][:len(columns)]
+	}
+	printRows(p, columns, rows)
 }
 
 func printRefusals(p *cli.Page, all []fleetreport.Refusal) {

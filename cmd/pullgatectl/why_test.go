@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -63,6 +64,9 @@ var (
 
 // find returns the object that a request asks for, or a Status.
 func find(objects string, r *http.Request) (object map[string]any, code int, err error) {
+	if r.URL.Query().Has("limit") && !strings.Contains(r.URL.Path, "/namespaces/") {
+		return list(objects, r)
+	}
 	at := objectPath.FindStringSubmatch(r.URL.Path)
 	if at == nil || r.Method != http.MethodGet {
 		return nil, 0, fmt.Errorf("unexpected %s %s", r.Method, r.URL.Path)
@@ -94,6 +98,23 @@ func find(objects string, r *http.Request) (object map[string]any, code int, err
 		delete(object, "data")
 	}
 	return object, http.StatusOK, err
+}
+
+// list returns the list of nodes that a label selects, or all reports.
+func list(objects string, r *http.Request) (object map[string]any, code int, err error) {
+	name := path.Base(r.URL.Path)
+	if of := r.URL.Query().Get("labelSelector"); of != "" {
+		name += "-" + of
+	}
+	data, err := os.ReadFile(filepath.Join(objects, "fleet", name+".yaml"))
+	if err == nil {
+		err = yaml.Unmarshal(data, &object)
+	}
+	code = http.StatusOK
+	if c, ok := object["code"].(float64); ok {
+		code = int(c)
+	}
+	return object, code, err
 }
 
 // paths writes the paths that the API server was asked for since the last call into a file.

@@ -3,6 +3,7 @@ package podsource_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -20,6 +21,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +30,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -48,6 +51,11 @@ type apiserver struct {
 	events []*corev1.Event
 	node   *corev1.Node // nil: there is none
 	merges int          // how often its status was patched
+
+	reports      bool // whether NodeReports are defined
+	report       *api.NodeReport
+	reportWrites int
+	patched      string // the last patch of the report
 }
 
 type event struct {
@@ -92,9 +100,52 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		})
 	case r.URL.Path == "/api/v1/nodes/node-1", r.URL.Path == "/api/v1/nodes/node-1/status":
 		a.nodeStatus(w, r)
+	case strings.HasPrefix(r.URL.Path, reports):
+		a.nodeReport(w, r)
 	default:
 		answer(w, 404, status(404))
 	}
+}
+
+func (a *apiserver) definesReports(yes bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reports = yes
+}
+
+// nodeReport creates the report, or merges a patch into it, as for a custom resource.
+func (a *apiserver) nodeReport(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next, content := &api.NodeReport{}, r.Header.Get("Content-Type")
+	switch {
+	case !a.reports:
+		answer(w, 404, status(404))
+		return
+	case r.Method == http.MethodPost && r.URL.Path == reports && content == "application/json":
+		err = errors.Join(err, json.Unmarshal(body, next))
+	case r.Method == http.MethodPatch && r.URL.Path == reports+"/node-1" && content == string(types.MergePatchType):
+		if a.report == nil {
+			answer(w, 404, status(404))
+			return
+		}
+		a.patched = string(body)
+		before, merged := json.Marshal(a.report)
+		if err = errors.Join(err, merged); err == nil {
+			body, err = jsonpatch.MergePatch(before, body)
+		}
+		err = errors.Join(err, json.Unmarshal(body, next))
+	default:
+		err = errors.New("another request")
+	}
+	if err != nil {
+		answer(w, 400, status(400))
+		return
+	}
+	a.report = next
+	a.reportWrites++
+	answer(w, 200, next)
 }
 
 // nodeStatus gets the node, or merges a patch into its status.
@@ -144,7 +195,7 @@ func (a *apiserver) register(conditions ...corev1.NodeCondition) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.node = &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
-	a.node.Name = "node-1"
+	a.node.Name, a.node.UID = "node-1", "uid-1"
 	a.node.Status.Conditions = append(conditions, corev1.NodeCondition{Type: corev1.NodeReady, Status: "True"})
 }
 
@@ -434,6 +485,7 @@ type world struct {
 
 	accounts atomic.Bool                         // service accounts are needed
 	state    atomic.Pointer[podsource.Condition] // of the node; nil: not known
+	report   atomic.Pointer[api.Report]          // of the node; nil: there is none
 }
 
 // inWorld runs a test in a bubble. The source starts when the test calls start.
@@ -465,6 +517,13 @@ func inWorld(t *testing.T, f func(w *world)) {
 					return *state, true
 				}
 				return podsource.Condition{}, false
+			},
+			Report: func() (r api.Report, known bool) {
+				if now := w.report.Load(); now != nil {
+					r, known = *now, true
+					r.Heartbeat = metav1.Now()
+				}
+				return r, known
 			},
 			ConditionWritten: func(outcome string) {
 				w.mu.Lock()

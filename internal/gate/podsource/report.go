@@ -20,8 +20,8 @@ import (
 
 const (
 	reportCheck = 15 * time.Second // how often the content is asked for
-	// The first write follows the start in 5 to 35 seconds, and each further one 10 minutes ± 10 % after the last.
-	reportFirst, reportFirstSpread = 5 * time.Second, 6.
+	// The first write follows the start in 15 to 45 seconds, and each further one 10 minutes ± 10 % after the last.
+	reportFirst, reportFirstSpread = 15 * time.Second, 2.
 	reportLeast, reportSpread      = 9 * time.Minute, 2. / 9
 )
 

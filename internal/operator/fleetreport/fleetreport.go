@@ -99,9 +99,11 @@ type Unknown struct {
 // node is what is needed of a Node.
 type node struct {
 	uid     string
-	unknown string // why, "" if it is known
+	unknown string // why, by the Node; "" if it is known
 	message string // of the condition
-	left    []Refusal
+	// What the report says.
+	refused []Refusal
+	doubt   string // why the node is unknown by its report
 }
 
 // Ask reads Nodes and NodeReports. The caller needs the verb list on both.
@@ -139,7 +141,7 @@ func Ask(ctx context.Context, client *apiserver.Client, o Options) (*Report, err
 	}
 	for name, n := range nodes {
 		if !reported[name] {
-			n.unknown = cmp.Or(n.unknown, NoReport)
+			n.refused, n.doubt = nil, NoReport
 		}
 	}
 	r.sum(nodes, o)
@@ -229,42 +231,40 @@ func (n *nodeObject) judged(now time.Time) *node {
 	return of
 }
 
-// add judges the report of the node.
+// add judges the report of the node, also a second time.
 func (n *node) add(report *api.NodeReport, o Options) {
 	r := &report.Report
+	n.refused, n.doubt = nil, ""
 	owner := func(o metav1.OwnerReference) bool { return o.Kind == "Node" && string(o.UID) == n.uid }
-	unusable := "" // then neither are its rows
-	switch {
+	switch { // then neither are its rows of use
 	case r.Format != api.ReportFormat:
-		unusable = OtherFormat
+		n.doubt = OtherFormat
 	case !slices.ContainsFunc(report.OwnerReferences, owner):
-		unusable = OtherOwner
+		n.doubt = OtherOwner
 	case r.Heartbeat.Sub(o.Now) > clockSkew:
-		unusable = Clock
+		n.doubt = Clock
 	case o.Now.Sub(r.Heartbeat.Time) > reportAge:
-		unusable = Old
+		n.doubt = Old
 	}
-	if unusable != "" {
-		n.unknown = cmp.Or(n.unknown, unusable)
+	if n.doubt != "" {
 		return
 	}
 	for _, row := range r.Refused {
 		if o.Now.Sub(row.Last.Time) <= o.Since {
-			n.left = append(n.left, Refusal{report.Name, row})
+			n.refused = append(n.refused, Refusal{report.Name, row})
 		}
 	}
-	switch { // the first reason is from the condition
-	case n.unknown != "":
+	switch {
 	case r.Mode != api.ReportShadow && r.Mode != api.ReportEnforcing:
-		n.unknown = NeverVerify
+		n.doubt = NeverVerify
 	case !strings.Contains(n.message, "configuration "+r.Configuration):
-		n.unknown = OtherSettings
+		n.doubt = OtherSettings
 	case r.Heartbeat.Sub(r.KubeletSeen.Time) > clockSkew:
-		n.unknown = NoKubelet
+		n.doubt = NoKubelet
 	case o.Now.Sub(r.ObservedSince.Time) < o.Since:
-		n.unknown = ShortWindow
+		n.doubt = ShortWindow
 	case r.Truncated:
-		n.unknown = TooMany
+		n.doubt = TooMany
 	}
 }
 
@@ -281,7 +281,7 @@ func (r *Report) sum(nodes map[string]*node, o Options) {
 	pods, namespaces, accepted := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for name, n := range nodes {
 		refuses := false
-		for _, row := range n.left {
+		for _, row := range n.refused {
 			pod := row.Namespace + "/" + row.Pod
 			if row.Pod == "" {
 				pod = row.Namespace + "/" + name + "/" + row.Image
@@ -297,9 +297,9 @@ func (r *Report) sum(nodes map[string]*node, o Options) {
 		switch {
 		case refuses:
 			r.Refusing++
-			r.Truncated = r.Truncated || n.unknown == TooMany
-		case n.unknown != "":
-			r.Unknown = append(r.Unknown, Unknown{name, n.unknown})
+			r.Truncated = r.Truncated || n.doubt == TooMany
+		case n.unknown != "" || n.doubt != "":
+			r.Unknown = append(r.Unknown, Unknown{name, cmp.Or(n.unknown, n.doubt)})
 		}
 	}
 	r.Nodes, r.Pods, r.Namespaces, r.Accepted = len(nodes), len(pods), len(namespaces), len(accepted)
