@@ -108,7 +108,7 @@ type PodSource struct {
 	Kubeconfig    string `json:"kubeconfig"`
 	NodeName      string `json:"nodeName"`
 	NodeCondition bool   `json:"nodeCondition"`
-	// NodeReport is whether a NodeReport is written: "auto" means in shadow mode.
+	// NodeReport is whether a NodeReport is written; see Config.Reports.
 	NodeReport Tristate `json:"nodeReport"`
 }
 
@@ -226,7 +226,7 @@ func (c Config) Enforces() bool {
 	return !c.NoPullImageSecretRecheck && c.policy.Mode() != policy.ModeNeverVerify
 }
 
-// Reports reports whether pullgated writes the NodeReport of its node.
+// Reports reports whether pullgated writes the NodeReport of its node: "auto" means in shadow mode. It needs a pod source.
 func (c Config) Reports() bool {
 	on := c.PodSource.NodeReport
 	return c.PodSource.Kubeconfig != "" && (on == "true" || on == "auto" && c.NoPullImageSecretRecheck)

@@ -3,6 +3,7 @@ package daemon
 import (
 	"time"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/operator/nodereport"
@@ -35,16 +36,19 @@ func (r *report) content(p parts) (api.Report, bool) {
 	in, policies := p.inForce.Load().config, p.policies.list().GetHash()
 	configuration := hashOf(in)
 	c := r.Content(time.Now(), p.gate.KubeletAbsent(), configuration+policies)
-	c.Version, c.Configuration, c.Policies = r.version, configuration, policies
-	switch {
-	case in.Policy().Mode() == policy.ModeNeverVerify:
-		c.Mode = api.ReportNeverVerify
-	case in.NoPullImageSecretRecheck:
-		c.Mode = api.ReportShadow
-	default:
-		c.Mode = api.ReportEnforcing
-	}
+	c.Version, c.Configuration, c.Policies, c.Mode = r.version, configuration, policies, reportMode(in)
 	return c, !p.stopping.Load()
+}
+
+func reportMode(c config.Config) api.ReportMode {
+	switch {
+	case c.Policy().Mode() == policy.ModeNeverVerify: // also in shadow mode, which then judges nothing
+		return api.ReportNeverVerify
+	case c.NoPullImageSecretRecheck:
+		return api.ReportShadow
+	default:
+		return api.ReportEnforcing
+	}
 }
 
 // reportOf returns the function for the pod source, nil if there is no report.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
@@ -207,5 +208,42 @@ func TestDecisionsHaveTheDigestOfTheImage(t *testing.T) {
 		if d.Digest != "" {
 			t.Errorf("%s of %s: digest %q; want none", d.Call, d.Image, d.Digest)
 		}
+	}
+}
+
+// What a report of the node needs and the log does not have: that the registry denied a pull which was to prove access to
+// an image on the node, and whether a pod that is denied has a pull secret.
+func TestDecisionsForReports(t *testing.T) {
+	k, c := kept(exact())
+	p, f := newProxyWithSource(t, c)
+	hidden := func(what string, want bool) {
+		t.Helper()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		last := k.all[len(k.all)-1]
+		if last.Call != "PullImage" || last.Outcome != "denied" || last.Hidden != want {
+			t.Errorf("%s: %s ends %q, hidden %v; want %v", what, last.Call, last.Outcome, last.Hidden, want)
+		}
+	}
+	bob := p.Pod("bob")
+	f.addPod(bob, "bad", "IfNotPresent")
+	p.Precheck(bob, app)
+	_, _ = p.Pull(t.Context(), bob, app, "bad") // the decision has the result
+	hidden("a pull of an image on the node", true)
+	_, _ = p.Pull(t.Context(), bob, "repo.test/absent:1", "bad")
+	hidden("a pull of an absent image", false)
+
+	none := p.Pod("none")
+	f.addPod(none, "", "IfNotPresent")
+	for pod, want := range map[*criproxytest.Pod]bool{bob: true, none: false} {
+		_, err := p.Create(t.Context(), pod, id1, app)
+		if status.Code(err) != codes.PermissionDenied {
+			t.Errorf("a container without proof = %v; want PermissionDenied", err)
+		}
+		k.mu.Lock()
+		if last := k.all[len(k.all)-1]; last.Call != "CreateContainer" || last.PullSecret != want {
+			t.Errorf("%s of %s: pull secret %v; want %v", last.Call, last.Pod.Namespace, last.PullSecret, want)
+		}
+		k.mu.Unlock()
 	}
 }
