@@ -438,7 +438,7 @@ func TestManualShowsWhatIsPrinted(t *testing.T) {
 	pages := map[string]int{
 		"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1, "allow-scanned-images.md": 1,
 		"pin-digests.md": 2, "verify-custom-resources.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1,
-		"tenants.md": 1,
+		"tenants.md": 1, "report.md": 1,
 	}
 	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })

@@ -29,7 +29,7 @@ const tenantExample = `  # Which pull secrets are sent for the images of this po
 
 // tenantCommand is the root if the program is called kubectl-pullgate: the commands that need no node.
 func tenantCommand(c *cli.Console, _ machine) *cobra.Command {
-	root := c.Root("kubectl pullgate", "Show why a pod waits for its image, and whether nodes would refuse pods", tenantLong,
+	root := c.Root("kubectl pullgate", "Show why a pod waits for its image, and what nodes would refuse", tenantLong,
 		whyCommand(c), reportCommand(c), versionCommand(c, "Print the version"))
 	root.Example = tenantExample
 	_ = root.PersistentFlags().MarkHidden("endpoint")

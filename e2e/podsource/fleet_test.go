@@ -45,7 +45,9 @@ func TestFleet(t *testing.T) {
 	f := startFleet(t, size)
 	before := f.usage()
 	f.start()
-	f.until("all nodes have a condition and a report", func() bool { return f.written.Load() >= int64(size) && f.reported(size) })
+	f.until("all nodes have a condition and a report", func() bool {
+		return f.written.Load() >= int64(size) && f.reported(size)
+	})
 	after := f.usage()
 	t.Logf("%d nodes in %v: the sources take %d KiB of heap and %.1f goroutines a node; %.1f ms of CPU a node to start. "+
 		"kube-apiserver: %d KiB of resident memory a node, %.1f ms of CPU a node", size,

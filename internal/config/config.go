@@ -226,7 +226,8 @@ func (c Config) Enforces() bool {
 	return !c.NoPullImageSecretRecheck && c.policy.Mode() != policy.ModeNeverVerify
 }
 
-// Reports reports whether pullgated writes the NodeReport of its node: "auto" means in shadow mode. It needs a pod source.
+// Reports reports whether pullgated writes the NodeReport of its node, for which it needs a pod source. "auto" means in
+// shadow mode.
 func (c Config) Reports() bool {
 	on := c.PodSource.NodeReport
 	return c.PodSource.Kubeconfig != "" && (on == "true" || on == "auto" && c.NoPullImageSecretRecheck)

@@ -211,8 +211,8 @@ func TestDecisionsHaveTheDigestOfTheImage(t *testing.T) {
 	}
 }
 
-// What a report of the node needs and the log does not have: that the registry denied a pull which was to prove access to
-// an image on the node, and whether a pod that is denied has a pull secret.
+// What a report of the node needs and the log does not have: that the registry denied a pull which was to prove access
+// to an image on the node, and whether a pod that is denied has a pull secret.
 func TestDecisionsForReports(t *testing.T) {
 	k, c := kept(exact())
 	p, f := newProxyWithSource(t, c)

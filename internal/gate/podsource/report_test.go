@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/testkit"
 )
@@ -139,4 +138,3 @@ func TestFirstReportsSpread(t *testing.T) {
 		t.Errorf("all first writes after %v", seen)
 	}
 }
-

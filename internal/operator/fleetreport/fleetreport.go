@@ -1,5 +1,5 @@
-// Package fleetreport answers for all nodes of a cluster whether pods would be refused, from the Nodes and NodeReports at
-// the API server. What is not known of a node is never taken for good.
+// Package fleetreport answers for all nodes of a cluster whether pods would be refused, from the Nodes and NodeReports
+// at the API server. What is not known of a node is never taken for good.
 package fleetreport
 
 import (
@@ -171,8 +171,8 @@ type nodeObject struct {
 	} `json:"status"`
 }
 
-// each calls f for each object of a list, page by page. It calls begin before the first page: if a page has expired, the
-// list is read again.
+// each calls f for each object of a list, page by page. It calls begin before the first page: if a page has expired,
+// the list is read again.
 func each[T any](ctx context.Context, client *apiserver.Client, path string, begin func(), f func(*T)) error {
 	const tries = 3
 	for try := 1; ; try++ {

@@ -120,8 +120,14 @@ func TestUnknownIsNeverGood(t *testing.T) {
 	good.add("b")
 	good.wantSummary(t, "GO: 2 of 2 nodes, no pod would be refused in the last 24h", fleetreport.Options{})
 	condition := func(n *corev1.Node) *corev1.NodeCondition { return &n.Status.Conditions[1] }
-	for want, spoil := range map[string]func(c *cluster, n *corev1.Node, r *api.NodeReport){
-		fleetreport.NotReady:   func(_ *cluster, n *corev1.Node, _ *api.NodeReport) { n.Status.Conditions[0].Status = "Unknown" },
+	type change = func(c *cluster, n *corev1.Node, r *api.NodeReport)
+	bad := func(reason string) change {
+		return func(_ *cluster, n *corev1.Node, _ *api.NodeReport) { condition(n).Reason = reason }
+	}
+	for want, spoil := range map[string]change{
+		fleetreport.NotReady: func(_ *cluster, n *corev1.Node, _ *api.NodeReport) {
+			n.Status.Conditions[0].Status = "Unknown"
+		},
 		fleetreport.NoReport:   func(c *cluster, _ *corev1.Node, _ *api.NodeReport) { c.reports = c.reports[:1] },
 		fleetreport.OtherOwner: func(_ *cluster, n *corev1.Node, _ *api.NodeReport) { n.UID = "another" },
 		fleetreport.OtherFormat: func(_ *cluster, _ *corev1.Node, r *api.NodeReport) {
@@ -139,16 +145,18 @@ func TestUnknownIsNeverGood(t *testing.T) {
 		fleetreport.OldCondition: func(_ *cluster, n *corev1.Node, _ *api.NodeReport) {
 			condition(n).LastHeartbeatTime = ago(36 * time.Minute)
 		},
-		fleetreport.BadCondition + "Bypassed":     func(_ *cluster, n *corev1.Node, _ *api.NodeReport) { condition(n).Reason = "Bypassed" },
-		fleetreport.BadCondition + "Degraded":     func(_ *cluster, n *corev1.Node, _ *api.NodeReport) { condition(n).Reason = "Degraded" },
-		fleetreport.BadCondition + "NotInstalled": func(_ *cluster, n *corev1.Node, _ *api.NodeReport) { condition(n).Reason = "NotInstalled" },
+		fleetreport.BadCondition + "Bypassed":     bad("Bypassed"),
+		fleetreport.BadCondition + "Degraded":     bad("Degraded"),
+		fleetreport.BadCondition + "NotInstalled": bad("NotInstalled"),
 		fleetreport.OtherSettings: func(_ *cluster, _ *corev1.Node, r *api.NodeReport) {
 			r.Report.Configuration = "sha256:4567"
 		},
 		fleetreport.NoKubelet: func(_ *cluster, _ *corev1.Node, r *api.NodeReport) {
 			r.Report.KubeletSeen = ago(time.Hour)
 		},
-		fleetreport.NeverVerify: func(_ *cluster, _ *corev1.Node, r *api.NodeReport) { r.Report.Mode = api.ReportNeverVerify },
+		fleetreport.NeverVerify: func(_ *cluster, _ *corev1.Node, r *api.NodeReport) {
+			r.Report.Mode = api.ReportNeverVerify
+		},
 		fleetreport.ShortWindow: func(_ *cluster, _ *corev1.Node, r *api.NodeReport) {
 			r.Report.ObservedSince = ago(23 * time.Hour)
 		},
@@ -231,7 +239,8 @@ func TestFleetOf15000(t *testing.T) {
 	var images []corev1.ContainerImage
 	for i := range 50 {
 		name := fmt.Sprintf("registry.example/team-%d/app", i)
-		images = append(images, corev1.ContainerImage{Names: []string{name + "@sha256:" + strings.Repeat("a", 64), name + ":1"}})
+		digest := name + "@sha256:" + strings.Repeat("a", 64)
+		images = append(images, corev1.ContainerImage{Names: []string{digest, name + ":1"}})
 	}
 	var rows []api.Refusal
 	for i := range 40 {

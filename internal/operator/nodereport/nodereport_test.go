@@ -39,10 +39,12 @@ func TestWhatIsARefusal(t *testing.T) {
 		change func(*decisionlog.Decision)
 		want   string
 	}{
-		"a container":               {d: denied("CreateContainer", "a", "p"), want: "not_proved"},
-		"a start":                   {d: denied("StartContainer", "a", "p"), want: "not_proved"},
-		"a restore":                 {d: denied("RestorePod", "a", "p"), want: "not_proved"},
-		"a sandbox":                 {d: decision("RunPodSandbox", "a", "p", policy.Reverify, "admission_denied"), want: "admission_denied"},
+		"a container": {d: denied("CreateContainer", "a", "p"), want: "not_proved"},
+		"a start":     {d: denied("StartContainer", "a", "p"), want: "not_proved"},
+		"a restore":   {d: denied("RestorePod", "a", "p"), want: "not_proved"},
+		"a sandbox": {
+			d: decision("RunPodSandbox", "a", "p", policy.Reverify, "admission_denied"), want: "admission_denied",
+		},
 		"an allowed container":      {d: decision("CreateContainer", "a", "p", policy.Allow, policy.Proved)},
 		"a recheck of endorsements": {d: denied("RecheckEndorsement", "a", "p")},
 		"a pre-check":               {d: denied("ImageStatus", "a", "p")},
@@ -58,9 +60,10 @@ func TestWhatIsARefusal(t *testing.T) {
 		"a pull of a fenced repository": {
 			d: decision("PullImage", "a", "p", policy.Reverify, policy.Fenced), want: "fenced",
 		},
-		"a pull without a pod": {d: decision("PullImage", "", "", policy.Reverify, policy.Fenced), change: func(d *decisionlog.Decision) {
-			d.Pod = tracker.Pod{}
-		}},
+		"a pull without a pod": {
+			d:      decision("PullImage", "", "", policy.Reverify, policy.Fenced),
+			change: func(d *decisionlog.Decision) { d.Pod = tracker.Pod{} },
+		},
 		"a pull of an absent image that failed": {
 			d: denied("PullImage", "a", "p"), change: func(d *decisionlog.Decision) { d.Outcome = "denied" },
 		},
@@ -93,7 +96,7 @@ func TestRowsAndTimes(t *testing.T) {
 		start := time.Now()
 		r := nodereport.New(start)
 		content := func() api.Report { return r.Content(time.Now(), time.Time{}, "rules") }
-		if c := content(); c.Refused == nil || len(c.Refused) > 0 || c.Truncated || !c.ObservedSince.Equal(c.ObservedSince.DeepCopy()) {
+		if c := content(); c.Refused == nil || len(c.Refused) > 0 || c.Truncated {
 			t.Errorf("at the start: %+v", c)
 		}
 		d := denied("CreateContainer", "b", "p")
