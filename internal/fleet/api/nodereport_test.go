@@ -66,10 +66,10 @@ func TestSchemaOfNodeReport(t *testing.T) {
 
 // fields returns the names in JSON, sorted.
 func fields(of reflect.Type) (names []string) {
-	for i := range of.NumField() {
-		name, options, _ := strings.Cut(of.Field(i).Tag.Get("json"), ",")
+	for f := range of.Fields() {
+		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if options == "inline" {
-			names = append(names, fields(of.Field(i).Type)...)
+			names = append(names, fields(f.Type)...)
 		} else {
 			names = append(names, name)
 		}

@@ -212,17 +212,16 @@ func (n *nodeObject) judged(now time.Time) *node {
 	of := &node{uid: n.Metadata.UID, unknown: NoCondition}
 	ready := false
 	for _, c := range n.Status.Conditions {
-		switch c.Type {
-		case corev1.NodeReady:
-			ready = c.Status == corev1.ConditionTrue
-		case podsource.ConditionType:
-			of.message, of.unknown = c.Message, ""
-			switch {
-			case now.Sub(c.LastHeartbeatTime.Time) > conditionAge:
-				of.unknown = OldCondition
-			case c.Status != corev1.ConditionTrue && c.Reason != "Shadow":
-				of.unknown = BadCondition + c.Reason
-			}
+		ready = ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		if c.Type != podsource.ConditionType {
+			continue
+		}
+		of.message, of.unknown = c.Message, ""
+		switch {
+		case now.Sub(c.LastHeartbeatTime.Time) > conditionAge:
+			of.unknown = OldCondition
+		case c.Status != corev1.ConditionTrue && c.Reason != "Shadow":
+			of.unknown = BadCondition + c.Reason
 		}
 	}
 	if !ready {

@@ -179,9 +179,9 @@ func TestSummaries(t *testing.T) {
 		return api.Refusal{Namespace: namespace, Pod: pod, Image: "i", Reason: "not_proved", Last: ago(last)}
 	}
 	c := &cluster{}
-	_, r := c.add("a")
+	c.add("a")
 	c.add("z")
-	r = &c.reports[0]
+	r := &c.reports[0]
 	r.Report.Refused = []api.Refusal{row("n", "p", time.Hour), row("n", "p", 2*time.Hour), row("n", "q", 25*time.Hour)}
 	c.wantSummary(t, "NO-GO: 1 of 2 nodes would refuse 1 pod of 1 namespace", fleetreport.Options{})
 	c.wantSummary(t, "GO: 2 of 2 nodes, no pod would be refused in the last 30m",
