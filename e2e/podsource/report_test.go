@@ -80,13 +80,13 @@ func (w *world) installReports() {
 	})
 }
 
-func (w *world) asAdministrator() dynamic.Interface {
+func (w *world) asAdministrator() *dynamic.DynamicClient {
 	w.Helper()
 	return testkit.Value(dynamic.NewForConfig(w.cluster.Config(cluster.Administrator)))(w)
 }
 
 // asNodeNamed returns a client with the identity of a node.
-func (w *world) asNodeNamed(name string) dynamic.Interface {
+func (w *world) asNodeNamed(name string) *dynamic.DynamicClient {
 	w.Helper()
 	pair := testkit.Value(w.cluster.NodeCertificate(name, day, nodes))(w)
 	config := w.cluster.Config("")
@@ -153,7 +153,7 @@ func TestANodeWritesOnlyItsOwnReport(t *testing.T) {
 		}
 
 		own, all := w.asNodeNamed(w.name).Resource(nodeReports), w.asAdministrator().Resource(nodeReports)
-		make := func(name, owner string) *unstructured.Unstructured {
+		object := func(name, owner string) *unstructured.Unstructured {
 			content := map[string]any{}
 			w.must(json.Unmarshal(testkit.Value(json.Marshal(emptyReport()))(w), &content))
 			o := &unstructured.Unstructured{Object: map[string]any{"report": content}}
@@ -174,20 +174,20 @@ func TestANodeWritesOnlyItsOwnReport(t *testing.T) {
 			_, err := own.Patch(w.Context(), name, types.MergePatchType, heartbeat, metav1.PatchOptions{})
 			return err
 		}
-		w.until("the policy is in force", func() bool { return apierrors.IsForbidden(create(make(other, other))) })
-		w.forbidden("create of a report of another node", create(make(other, other)))
-		testkit.Value(all.Create(w.Context(), make(other, other), metav1.CreateOptions{}))(w)
+		w.until("the policy is in force", func() bool { return apierrors.IsForbidden(create(object(other, other))) })
+		w.forbidden("create of a report of another node", create(object(other, other)))
+		testkit.Value(all.Create(w.Context(), object(other, other), metav1.CreateOptions{}))(w)
 		w.forbidden("patch of a report of another node", patch(other))
 		w.must(patch(w.name))
 		w.must(all.Delete(w.Context(), w.name, metav1.DeleteOptions{}))
 		for what, o := range map[string]*unstructured.Unstructured{
-			"without an owner": make(w.name, ""), "with another owner": make(w.name, other),
+			"without an owner": object(w.name, ""), "with another owner": object(w.name, other),
 		} {
 			if err := create(o); err == nil || !strings.Contains(err.Error(), "the only owner of a NodeReport") {
 				w.Errorf("create of a report %s = %v; want the text of the policy", what, err)
 			}
 		}
-		w.must(create(make(w.name, w.name)))
+		w.must(create(object(w.name, w.name)))
 		_, err := own.Get(w.Context(), other, metav1.GetOptions{})
 		w.forbidden("get of a report", err)
 		_, err = own.List(w.Context(), metav1.ListOptions{})

@@ -34,7 +34,7 @@ const hash = "sha256:0123"
 type cluster struct {
 	nodes   []corev1.Node
 	reports []api.NodeReport
-	expire  int // how many further pages have expired
+	expire  map[string]int // how many further pages have expired, by path
 	asked   int
 }
 
@@ -68,8 +68,8 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case limit < 1:
 		w.WriteHeader(http.StatusBadRequest)
-	case from > 0 && c.expire > 0:
-		c.expire--
+	case from > 0 && c.expire[r.URL.Path] > 0:
+		c.expire[r.URL.Path]--
 		w.WriteHeader(http.StatusGone)
 		_ = json.NewEncoder(w).Encode(metav1.Status{Reason: metav1.StatusReasonExpired, Code: 410, Message: "expired"})
 	case r.URL.Path == "/api/v1/nodes":
@@ -215,16 +215,17 @@ func TestNodesWithoutLinuxAreNotCounted(t *testing.T) {
 
 // A list that expires between two pages is read again from its beginning, without counting twice.
 func TestPagesThatExpire(t *testing.T) {
-	c := &cluster{expire: 1}
+	const nodes, reports = "/api/v1/nodes", "/apis/fleet.pullgate.dev/v1alpha1/nodereports"
+	c := &cluster{expire: map[string]int{nodes: 1}}
 	for i := range 1000 {
 		c.add(fmt.Sprint("node-", i))
 	}
 	c.wantSummary(t, "GO: 1000 of 1000 nodes, no pod would be refused in the last 24h", fleetreport.Options{})
-	c.expire = 2 // of nodes, and of reports
+	c.expire[reports] = 1
 	c.reports[0].Report.Refused = []api.Refusal{{Namespace: "n", Pod: "p", Reason: "not_proved", Last: ago(time.Hour)}}
 	r := c.wantSummary(t, "NO-GO: 1 of 1000 nodes would refuse 1 pod of 1 namespace", fleetreport.Options{})
 	testkit.Equal(t, "rows", len(r.Refusals), 1)
-	c.expire = 1000
+	c.expire[reports] = 1000
 	if _, err := c.ask(t, fleetreport.Options{}); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("%v; want an error that a page has expired", err)
 	}

@@ -158,7 +158,8 @@ func TestBounds(t *testing.T) {
 	if !c.Truncated || len(text) > api.MaxRefusalBytes || len(c.Refused) > api.MaxRefusals || len(c.Refused) < 10 {
 		t.Errorf("truncated %v, %d rows of %d bytes", c.Truncated, len(c.Refused), len(text))
 	}
-	testkit.Equal(t, "first row", c.Refused[len(c.Refused)-1].Namespace, "victim")
+	testkit.Equal(t, "last row", c.Refused[len(c.Refused)-1].Namespace, "victim")
+	testkit.Equal(t, "rows in memory", r.Rows(), nodereport.MaxKept)
 	for _, row := range c.Refused {
 		if len(row.Image) > api.MaxReportImage {
 			t.Errorf("an image of %d bytes", len(row.Image))
