@@ -206,7 +206,7 @@ func TestChartIsWhatManifestsPrint(t *testing.T) {
 				t.Run(h.name, func(t *testing.T) {
 					args := append([]string{
 						"--set", "image.repository=" + image, "--set-file", "webhook.tls.caBundle=" + ca,
-						"--set", "webhook.enabled=true,dispatcher.enabled=false",
+						"--set", "webhook.enabled=true,dispatcher.enabled=false,reports.enabled=false",
 					}, flags.chart...)
 					got := objects(t, h.template(t, args...))
 					for name, o := range want {

@@ -100,6 +100,8 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		})
 	case r.URL.Path == "/api/v1/nodes/node-1", r.URL.Path == "/api/v1/nodes/node-1/status":
 		a.nodeStatus(w, r)
+	case r.URL.Path == group:
+		a.resources(w)
 	case strings.HasPrefix(r.URL.Path, reports):
 		a.nodeReport(w, r)
 	default:
@@ -111,6 +113,17 @@ func (a *apiserver) definesReports(yes bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reports = yes
+}
+
+// resources lists those of the group, which has others than NodeReports in any case.
+func (a *apiserver) resources(w http.ResponseWriter) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := metav1.APIResourceList{APIResources: []metav1.APIResource{{Name: "rollouts"}}}
+	if a.reports {
+		list.APIResources = append(list.APIResources, metav1.APIResource{Name: "nodereports"})
+	}
+	answer(w, 200, list)
 }
 
 // nodeReport creates the report, or merges a patch into it, as for a custom resource.

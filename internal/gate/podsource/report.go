@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +27,10 @@ const (
 	reportLeast, reportSpread      = 9 * time.Minute, 2. / 9
 )
 
-const reportsPath = "/apis/" + api.Group + "/" + api.Version + "/nodereports"
+const (
+	reportsResource = "nodereports"
+	reportsPath     = "/apis/" + api.Group + "/" + api.Version + "/" + reportsResource
+)
 
 // errNoNodeReports means that the API server does not have the resource.
 var errNoNodeReports = errors.New("podsource: the API server has no NodeReports")
@@ -92,8 +97,13 @@ func (w *reportWriter) write(ctx context.Context, now api.Report) {
 }
 
 // put merges the report into the object, only its times if nothing else has changed, and makes the object if there is
-// none.
+// none. Before the first write it asks whether there are NodeReports: a cluster without them sees no forbidden request.
 func (w *reportWriter) put(ctx context.Context, now api.Report) error {
+	if w.written == nil {
+		if err := w.defined(ctx); err != nil {
+			return err
+		}
+	}
 	var content any = now
 	bare := now
 	if bare.ReportTimes = (api.ReportTimes{}); w.written != nil && reflect.DeepEqual(bare, *w.written) {
@@ -107,17 +117,33 @@ func (w *reportWriter) put(ctx context.Context, now api.Report) error {
 	if err := w.core.Get().Resource("nodes").Name(w.node).MaxRetries(0).Do(ctx).Into(node); err != nil {
 		return err
 	}
-	err = w.send(ctx, w.core.Post().AbsPath(reportsPath), api.NodeReport{
+	return w.send(ctx, w.core.Post().AbsPath(reportsPath), api.NodeReport{
 		TypeMeta: metav1.TypeMeta{APIVersion: api.Group + "/" + api.Version, Kind: "NodeReport"},
 		ObjectMeta: metav1.ObjectMeta{Name: w.node, OwnerReferences: []metav1.OwnerReference{{
 			APIVersion: "v1", Kind: "Node", Name: w.node, UID: node.UID,
 		}}},
 		Report: now,
 	})
+}
+
+// defined returns errNoNodeReports if the API server does not have the resource, which every identity may ask.
+func (w *reportWriter) defined(ctx context.Context) error {
+	text, err := w.core.Get().AbsPath(strings.TrimSuffix(reportsPath, "/"+reportsResource)).
+		SetHeader("Accept", "application/json").MaxRetries(0).Do(ctx).Raw()
 	if apierrors.IsNotFound(err) {
-		return errors.Join(errNoNodeReports, err)
+		return errNoNodeReports
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	var known metav1.APIResourceList
+	if err := json.Unmarshal(text, &known); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(known.APIResources, func(r metav1.APIResource) bool { return r.Name == reportsResource }) {
+		return errNoNodeReports
+	}
+	return nil
 }
 
 func (w *reportWriter) send(ctx context.Context, r *rest.Request, body any) error {

@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	reports = "/apis/fleet.pullgate.dev/v1alpha1/nodereports"
+	group   = "/apis/fleet.pullgate.dev/v1alpha1"
+	reports = group + "/nodereports"
 	ofNode  = reports + "/node-1"
 )
 
@@ -99,8 +100,13 @@ func TestReportThatCannotBeWritten(t *testing.T) {
 				w.refuses("a")
 				w.start()
 				w.pass(24 * time.Hour)
-				if n := w.api.requests(ofNode) + w.api.requests(reports); n > 2*24*60/8 || n < 24*60/20 {
-					t.Errorf("%d requests in a day; want one or two in about ten minutes", n)
+				if n := w.api.requests(group); n > 24*60/4 || n < 24*60/20 {
+					t.Errorf("%d requests in a day whether there are reports; want one in about 15 minutes", n)
+				}
+				if n := w.api.requests(ofNode); code == 0 && n > 0 {
+					t.Errorf("%d requests for what does not exist", n)
+				} else if code != 0 && (n > 24*60/4 || n < 24*60/20) {
+					t.Errorf("%d requests in a day; want one in about 15 minutes", n)
 				}
 				testkit.Equal(t, "lines", w.logged("Failed to write the report of the node"), 1)
 				testkit.Equal(t, "hint", w.logged("install the definition of NodeReport"), map[bool]int{true: 1}[code == 0])

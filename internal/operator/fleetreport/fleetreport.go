@@ -154,7 +154,7 @@ func asked(what string, err error) error {
 	case apierrors.IsForbidden(err):
 		hint = "ask an administrator for the ClusterRole pullgate-reports-reader, which the chart has"
 	case apierrors.IsNotFound(err):
-		hint = "install the chart with reports.enabled=true: it has the definition of NodeReport"
+		hint = "install the chart, which has the definition of NodeReport, or apply its crds/nodereports.yaml"
 	}
 	return program.Hintf(hint, "list %s: %w", what, err)
 }
