@@ -48,7 +48,9 @@ const (
 )
 
 // programs returns the names of the programs, the first of which is the entry point.
-func programs() []string { return []string{"pullgate-policyd", "pullgate-dispatcher", "pullgatectl", "pullgated"} }
+func programs() []string {
+	return []string{"pullgate-policyd", "pullgate-dispatcher", "pullgatectl", "pullgated"}
+}
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {

@@ -191,12 +191,12 @@ func (r Release) file(mode Mode, kubeconfig string) ([]byte, error) {
 	if !strings.HasSuffix(text, "\n") {
 		text += "\n"
 	}
-	want, err := config.Parse([]byte(text))
+	want, err := config.ParseForOthers([]byte(text))
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	// A false that the text has is not seen in the result, and a second line would be refused as a duplicate.
-	if with, err := config.Parse([]byte(text + "noPullImageSecretRecheck: true\n")); err != nil ||
+	if with, err := config.ParseForOthers([]byte(text + "noPullImageSecretRecheck: true\n")); err != nil ||
 		want.NoPullImageSecretRecheck || !with.NoPullImageSecretRecheck {
 		return nil, program.Hintf("remove noPullImageSecretRecheck, and write the fields as lines of their own",
 			"configuration: noPullImageSecretRecheck cannot be added to it; mode decides that")
@@ -210,7 +210,7 @@ func (r Release) file(mode Mode, kubeconfig string) ([]byte, error) {
 	}
 	with := text + "podSource: {kubeconfig: " + kubeconfig + "}\n"
 	want.PodSource.Kubeconfig = kubeconfig
-	if got, err := config.Parse([]byte(with)); err == nil && reflect.DeepEqual(got, want) {
+	if got, err := config.ParseForOthers([]byte(with)); err == nil && reflect.DeepEqual(got, want) {
 		return []byte(with), nil
 	}
 	return []byte(text), nil
