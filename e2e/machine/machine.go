@@ -27,19 +27,16 @@ type Machine struct {
 }
 
 // Start boots a machine with folders of the host by their paths in it, and the log of its console in dir. The caller
-// removes the cgroup, which is its own. It ends with the process that started it, if not before.
-func Start(ctx context.Context, dir, cgroup string, binds map[string]string) (m *Machine, err error) {
+// removes the cgroup, which is its own. It ends with the process that started it, if not before. flags are added to
+// those of systemd-nspawn.
+func Start(
+	ctx context.Context, dir, cgroup string, binds map[string]string, flags ...string,
+) (m *Machine, err error) {
 	defer host.Catch(&err)
 	base := host.Must(debian(ctx))
-	for _, hierarchy := range []string{"systemd", "unified", ""} {
-		top := filepath.Join("/sys/fs/cgroup", hierarchy)
-		if _, err := os.Stat(filepath.Join(top, "cgroup.procs")); err == nil {
-			host.Check(os.MkdirAll(filepath.Join(top, cgroup), 0o755))
-		}
-	}
 	// nspawn makes cgroups below its own, so it gets one that can be cleaned up.
-	enter := `for top in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
-		[ ! -e "$top$0/cgroup.procs" ] || echo $$ >"$top$0/cgroup.procs"
+	enter := "for group in " + strings.Join(host.Must(makeCgroups(cgroup)), " ") + `; do
+		echo $$ >"$group/cgroup.procs"
 	done
 	exec "$@"`
 	// The overlay is in the mount namespace, so that it outlives the nspawn of a boot: a reboot ends it with 133, a power
@@ -48,7 +45,7 @@ func Start(ctx context.Context, dir, cgroup string, binds map[string]string) (m 
 	mount -t overlay none -o "lowerdir=$0,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root || exit
 	until "$@"; do sleep 0.1; done`
 	args := []string{
-		"-c", enter, cgroup,
+		"-c", enter, "enter",
 		// The processes of a machine survive their nspawn. So it runs in a PID namespace, which ends with its first process;
 		// that ends with unshare, and unshare with this process. The mount namespace ends with it.
 		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "/bin/sh", "-c", boot, base,
@@ -59,7 +56,7 @@ func Start(ctx context.Context, dir, cgroup string, binds map[string]string) (m 
 	for inside, outside := range binds {
 		args = append(args, "--bind="+outside+":"+inside)
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", args...)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", append(args, flags...)...)
 	cmd.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=0")
 	log := filepath.Join(dir, "console.log")
 	m = &Machine{Process: host.Must(host.StartCommand(ctx, "machine", log, nil, cmd))}
@@ -68,6 +65,35 @@ func Start(ctx context.Context, dir, cgroup string, binds map[string]string) (m 
 		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
+}
+
+// makeCgroups makes a cgroup in every hierarchy that the host has, and returns the folders.
+func makeCgroups(cgroup string) (groups []string, err error) {
+	defer host.Catch(&err)
+	const top = "/sys/fs/cgroup"
+	hierarchies := []string{top}
+	if _, err := os.Stat(filepath.Join(top, "cgroup.procs")); err != nil {
+		hierarchies = host.Must(filepath.Glob(top + "/*"))
+	}
+	for _, hierarchy := range hierarchies {
+		if _, err := os.Stat(filepath.Join(hierarchy, "cgroup.procs")); err != nil {
+			continue // not mounted
+		}
+		group := hierarchy
+		for name := range strings.SplitSeq(strings.Trim(cgroup, "/"), "/") {
+			parent := group
+			group = filepath.Join(group, name)
+			host.Check(os.MkdirAll(group, 0o755))
+			// In version 1 it is empty at first, and then no process can enter.
+			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+				if set, err := os.ReadFile(filepath.Join(parent, file)); err == nil && hierarchy != top {
+					host.Check(os.WriteFile(filepath.Join(group, file), set, 0o644))
+				}
+			}
+		}
+		groups = append(groups, group)
+	}
+	return groups, nil
 }
 
 // Close powers the machine off, and waits until all its processes have ended.
