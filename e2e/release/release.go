@@ -4,6 +4,7 @@
 package release
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,6 +45,7 @@ type recipe struct {
 	tags     string
 	stamp    []string // what the linker writes into them, with %s for the version
 	test     bool     // the programs are tests of packages
+	name     string   // of the folder of the cache, if it is not that of the folder below tools
 }
 
 // Containerd builds a containerd of a release and its shim unless they are built, and returns the path of containerd.
@@ -64,6 +66,15 @@ func Kubernetes(ctx context.Context, release string) (string, error) {
 		what: "kubelet and kube-apiserver", module: "k8s.io/kubernetes", programs: []string{"kubelet", "kube-apiserver"},
 		tags: "providerless", stamp: []string{v + "gitVersion=v%s", v + "gitMajor=" + major, v + "gitMinor=" + minor},
 	}.build(ctx, "kubernetes-"+release)
+}
+
+// Scheduler builds kube-scheduler of a release such as "1.34", and returns its path.
+func Scheduler(ctx context.Context, release string) (string, error) {
+	dir, err := recipe{
+		what: "kube-scheduler", module: "k8s.io/kubernetes", programs: []string{"kube-scheduler"}, tags: "providerless",
+		stamp: []string{"k8s.io/component-base/version.gitVersion=v%s"}, name: "scheduler",
+	}.build(ctx, "kubernetes-"+release)
+	return filepath.Join(dir, "kube-scheduler"), err
 }
 
 // Cosign builds cosign, as Containerd does, and returns its path.
@@ -111,7 +122,7 @@ func (r recipe) build(ctx context.Context, folder string) (_ string, err error) 
 	defer host.Catch(&err)
 	sources := host.Must(host.Upward(filepath.Join("tools", folder), filepath.Join("e2e", "tools", folder)))
 	version, key := r.pinned(sources)
-	name, _, _ := strings.Cut(folder, "-")
+	name, _, _ := strings.Cut(cmp.Or(r.name, folder), "-")
 	return host.Cached(ctx, r.what+" "+version, name+"-"+version+"-"+key, func(ctx context.Context, out string) error {
 		return r.compile(ctx, sources, version, out)
 	})

@@ -1,0 +1,414 @@
+package fleet_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/testkit"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/e2e/fleet"
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// The groups of nodes of which nothing is broken.
+const (
+	good    = "good"
+	perNode = 7 // pods
+)
+
+// A before is what a node was before pullgate came.
+type before struct {
+	files map[string]string
+	args  string // of the kubelet
+}
+
+// Installation of a good version with running pods, while broken ones are taken back; upgrade, rollback, take-off, and
+// what happens without dispatcher and API server.
+func TestFleet(t *testing.T) {
+	s := newSite(t)
+	was := map[*fleet.Node]before{}
+	var containers map[string]fleet.Container
+	s.step("nodes with pods", func() {
+		app := testkit.Value(s.fleet.Push(s.Context(), "app:1"))(s)
+		s.chart()
+		s.nodes = testkit.Value(s.fleet.Join(s.Context(), "good-1", "good-2", "good-3", "bad-1", "bad-2", "bad-3"))(s)
+		s.must(s.fleet.Run(s.Context(), apps, app.Name, perNode, s.nodes[:3]...),
+			s.fleet.Run(s.Context(), apps, app.Name, 1, s.nodes[3:]...))
+		s.label(good, s.nodes[:3]...)
+		for _, n := range s.nodes {
+			was[n] = s.before(n)
+		}
+		containers = testkit.Value(s.fleet.Containers(s.Context(), apps))(s)
+		s.waitForNewer()
+		s.dispatch()
+	})
+	s.step("waves", func() {
+		s.Run("good", func(t *testing.T) {
+			t.Parallel()
+			s.with(t).installed(was)
+		})
+		bad := s.nodes[3:]
+		s.Run("bad", func(t *testing.T) {
+			t.Parallel()
+			s := s.with(t)
+			s.breaks("exits", bad[0], bad[1])
+			t.Run("1", func(t *testing.T) {
+				t.Parallel()
+				s := s.with(t)
+				s.breaks("silent", bad[0])
+				s.breaks("kubelet", bad[0])
+			})
+			t.Run("2", func(t *testing.T) {
+				t.Parallel()
+				s := s.with(t)
+				s.breaks("config", bad[1])
+				s.breaks("crashes", bad[1])
+			})
+		})
+		s.Run("bad-3", func(t *testing.T) {
+			t.Parallel()
+			s := s.with(t)
+			s.breaks("wrong", bad[2])
+			s.breaks("cut", bad[2])
+		})
+	})
+	s.step("no container restarted", func() { s.unchanged(containers) })
+	s.step("upgraded", func() { s.upgraded(); s.unchanged(containers) })
+	s.step("a node leaves the selector", func() {
+		n := s.nodes[2]
+		s.label("", n)
+		s.await(good, "Complete", time.Minute, n)
+		left := func() bool { return s.status(good).Nodes.Selected == 2 && s.condition(n).Reason == "NotInstalled" }
+		if !host.Within(time.Minute, left) {
+			s.explain(n)
+			s.Fatalf("%s is not taken off: %+v, %+v", n.Name, s.status(good), s.condition(n))
+		}
+		s.asBefore(n, was[n], "/var/lib/pullgate")
+		s.unchanged(containers)
+	})
+	s.step("a node joins with the startup taint", func() { s.joins(); s.unchanged(containers) })
+	s.step("the dispatcher is killed", func() { s.abandoned(was) })
+	s.step("no call was refused", s.audited)
+}
+
+// installed installs the older version on three nodes with pods.
+func (s *site) installed(was map[*fleet.Node]before) {
+	s.Helper()
+	began := time.Now()
+	s.create(good, s.spec(s.older, map[string]any{"nodeSelector": labelled(good)}))
+	s.await(good, "Complete", 5*time.Minute, s.nodes[:3]...)
+	s.Logf("three nodes with %d pods: %v", 3*perNode, time.Since(began).Round(time.Second))
+	s.confirmations()
+	for _, n := range s.nodes[:3] {
+		s.enforces(n, s.older)
+		s.noCallFailed(n, began)
+		// Otherwise it would show nothing that there are no changes when it is taken off.
+		lines := strings.Join(fleet.Changes(was[n].files, testkit.Value(n.Snapshot())(s)), "\n")
+		for _, file := range []string{"/etc/pullgate/config.yaml", "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"} {
+			if !strings.Contains(lines, file+" was added") {
+				s.Errorf("changes on %s are\n%s\nwant %s", n.Name, lines, file)
+			}
+		}
+	}
+}
+
+// upgraded upgrades three nodes at once while clients of pullgated make calls.
+func (s *site) upgraded() {
+	s.Helper()
+	began := time.Now()
+	calls := node.NewCalls(s.Context())
+	for i, n := range s.nodes[:3] {
+		link := filepath.Join(s.dir, fmt.Sprintf("cri-%d.sock", i))
+		s.must(os.Symlink(n.Path("/run/pullgate/cri.sock"), link))
+		k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+link))(s)
+		defer k.Close()
+		calls.Lists(k)
+	}
+	s.patch(good, map[string]any{"version": s.newer.version, "image": s.newer.image, "waves": []any{int64(5)}})
+	s.await(good, "Complete", 3*time.Minute, s.nodes[:3]...)
+	calls.End(s)
+	for _, n := range s.nodes[:3] {
+		s.enforces(n, s.newer)
+		s.noCallFailed(n, began)
+	}
+}
+
+// joins adds a node with the startup taint. A pod that waits for it does not run before pullgate enforces there.
+func (s *site) joins() {
+	s.Helper()
+	const name, taint = "late-1", "fleet.pullgate.dev/not-ready"
+	// Its place is needed: a kernel has 128 instances of inotify for a user, and a machine uses twelve.
+	left := s.nodes[5]
+	s.must(left.Leave(), s.fleet.Client.CoreV1().Nodes().Delete(s.Context(), left.Name, metav1.DeleteOptions{}),
+		s.fleet.StartScheduler(s.Context()))
+	s.patch(good, map[string]any{"startupTaint": true})
+	app := s.fleet.Registry.Host() + "/app:1"
+	first := fleet.Pod("", "first", app)
+	first.Spec.Tolerations, first.Spec.NodeSelector = nil, map[string]string{corev1.LabelHostname: name}
+	pods := s.fleet.Client.CoreV1().Pods("default")
+	testkit.Value(pods.Create(s.Context(), first, metav1.CreateOptions{}))(s)
+	n := testkit.Value(s.fleet.JoinWithTaint(s.Context(), taint, name))(s)[0]
+	s.label(good, n)
+	// Now it waits for nothing but the taint.
+	s.must(s.reaches(n, "Enable", time.Minute))
+	p := testkit.Value(pods.Get(s.Context(), first.Name, metav1.GetOptions{}))(s)
+	taints := testkit.Value(n.Object(s.Context()))(s).Spec.Taints
+	if p.Spec.NodeName != "" || len(p.Status.Conditions) != 1 || len(taints) != 1 || taints[0].Key != taint {
+		s.Errorf("%s has the taints %v, and the pod for it is %+v; want it to wait for one taint", n.Name, taints, p.Status)
+	}
+	var c fleet.Container
+	if !host.Within(2*time.Minute, func() bool {
+		c = testkit.Value(s.fleet.Containers(s.Context(), "default"))(s)["first/main"]
+		return c.Running
+	}) {
+		s.explain(n)
+		s.Fatalf("the pod on the new node does not run: %+v", c)
+	}
+	s.enforces(n, s.newer)
+	// Both times are in whole seconds.
+	if since := s.condition(n).LastTransitionTime; c.Started.Before(since.Time) {
+		s.Errorf("the pod runs since %v, and the node enforces since %v", c.Started, since)
+	}
+}
+
+// abandoned kills the dispatcher while two nodes change. Both take that back, one of them at a boot.
+func (s *site) abandoned(was map[*fleet.Node]before) {
+	s.Helper()
+	const name = "abandoned"
+	waits, reboots, installed := s.nodes[3], s.nodes[4], s.nodes[0]
+	s.label(name, waits, reboots)
+	s.create(name, s.spec(s.older, map[string]any{
+		"nodeSelector": labelled(name), "waves": []any{int64(2)}, "confirmWithin": "30s",
+	}))
+	s.must(s.reaches(waits, "Enable", time.Minute), s.reaches(reboots, "Enable", time.Minute), s.dispatcher.Kill())
+	s.must(reboots.Reboot(s.Context()))
+	if st := s.stage(reboots); st.Outcome != "TakenBack" {
+		s.Errorf("%s has booted, and is in %+v; want it taken back before the kubelet starts", reboots.Name, st)
+	}
+	s.asBefore(reboots, was[reboots], "/var/lib/pullgate")
+	s.takenBack(waits)
+	s.asBefore(waits, was[waits], "/var/lib/pullgate")
+
+	// An installed node stays what it is, also without the API server and after a reboot; and it can go back by itself.
+	s.must(s.fleet.StopAPI(), installed.Machine.Reboot(s.Context()))
+	s.pullgated(installed, s.newer)
+	s.must(s.fleet.StartAPI(s.Context()), installed.Connect(s.Context()), installed.WaitReady(s.Context()))
+	s.enforces(installed, s.newer)
+	testkit.Value(installed.Run(s.Context(), "/opt/pullgate/pullgatectl", "node", "rollback", "--yes"))(s)
+	s.pullgated(installed, s.older)
+
+	// The namespace goes by force, with everything that the dispatcher had.
+	core := s.fleet.Client.CoreV1()
+	s.must(core.Pods(namespace).DeleteCollection(s.Context(), *metav1.NewDeleteOptions(0), metav1.ListOptions{}),
+		core.Namespaces().Delete(s.Context(), namespace, metav1.DeleteOptions{}))
+	gone := testkit.Value(core.Namespaces().Get(s.Context(), namespace, metav1.GetOptions{}))(s)
+	gone.Spec.Finalizers = nil
+	testkit.Value(core.Namespaces().Finalize(s.Context(), gone, metav1.UpdateOptions{}))(s)
+	last := s.nodes[1]
+	s.enforces(last, s.newer)
+	testkit.Value(last.Run(s.Context(), "/opt/pullgate/pullgatectl", "node", "disable", "--yes"))(s)
+	if args := s.kubeletArgs(last); args != was[last].args {
+		s.Errorf("the kubelet of %s runs as %s; want as before, %s", last.Name, args, was[last].args)
+	}
+	s.must(last.WaitReady(s.Context()))
+}
+
+// pullgated checks that the pullgated of a node runs, in a version, and is what its kubelet uses.
+func (s *site) pullgated(n *fleet.Node, b build) {
+	s.Helper()
+	page := ""
+	runs := func() bool {
+		page, _ = n.Metrics(s.Context(), 9471) // refused until it listens
+		return strings.Contains(page, `version="`+b.version+`"`) && strings.Contains(page, "\npullgate_")
+	}
+	if !host.Within(time.Minute, runs) {
+		s.explain(n)
+		s.Errorf("pullgated %s of %s does not run: %s", b.version, n.Name, page)
+	}
+	if args := s.kubeletArgs(n); !strings.Contains(args, "unix:///run/pullgate/cri.sock") {
+		s.Errorf("the kubelet of %s runs as %s; want it to use pullgated", n.Name, args)
+	}
+}
+
+// audited checks that the API server has refused no call of the dispatcher and of pullgated.
+func (s *site) audited() {
+	calls := 0
+	for line := range strings.Lines(string(testkit.Value(os.ReadFile(s.fleet.AuditLog()))(s))) {
+		var e struct {
+			User           struct{ Username string }
+			UserAgent      string
+			Verb           string
+			RequestURI     string
+			ResponseStatus struct {
+				Code    int
+				Message string
+			}
+		}
+		s.must(json.Unmarshal([]byte(line), &e))
+		if !strings.HasPrefix(e.UserAgent, "pullgate") {
+			continue
+		}
+		calls++
+		if code := e.ResponseStatus.Code; code == 401 || code == 403 || code == 422 {
+			s.Errorf("%s %s of %s was refused: %d %s", e.Verb, e.RequestURI, e.User.Username, code, e.ResponseStatus.Message)
+		}
+	}
+	if calls < 100 {
+		s.Errorf("%d calls of pullgate are in the audit log; want more", calls)
+	}
+}
+
+// before notes what a node is.
+func (s *site) before(n *fleet.Node) before {
+	s.Helper()
+	files := testkit.Value(n.Snapshot())(s)
+	if len(files) < 5000 {
+		s.Fatalf("a snapshot of %s has %d files; want those of a Debian", n.Name, len(files))
+	}
+	return before{files, s.kubeletArgs(n)}
+}
+
+func (s *site) kubeletArgs(n *fleet.Node) string {
+	s.Helper()
+	out := testkit.Value(n.Run(s.Context(), "sh", "-c", "tr '\\0' ' ' </proc/$(pidof kubelet)/cmdline"))(s)
+	return out
+}
+
+// own are the files that a node keeps on which nothing is installed: the lock, and the status of the last attempt.
+var own = regexp.MustCompile(`^/opt/pullgate(/lock|/status\.json)? was `)
+
+// asBefore checks that a node is as it was, and works.
+func (s *site) asBefore(n *fleet.Node, was before, also ...string) {
+	s.Helper()
+	s.must(n.WaitReady(s.Context()))
+	var lines []string
+	changes := func() bool {
+		lines = nil
+		for _, line := range fleet.Changes(was.files, testkit.Value(n.Snapshot())(s)) {
+			path, _, _ := strings.Cut(line, " ")
+			if !own.MatchString(line) && !within(also, path) {
+				lines = append(lines, line)
+			}
+		}
+		return len(lines) == 0
+	}
+	if !host.Within(20*time.Second, changes) {
+		s.Errorf("%s is not as before:\n%s", n.Name, strings.Join(lines, "\n"))
+	}
+	if args := s.kubeletArgs(n); args != was.args {
+		s.Errorf("the kubelet of %s runs as %s; want as before, %s", n.Name, args, was.args)
+	}
+	units := testkit.Value(n.Run(s.Context(), "systemctl", "list-units", "--plain", "--no-legend",
+		"--state=active,activating", "pullgate*"))(s)
+	if units != "" {
+		s.Errorf("units on %s are %s; want none of pullgate", n.Name, units)
+	}
+}
+
+// within reports whether a path is one of others or below one.
+func within(all []string, path string) bool {
+	return slices.ContainsFunc(all, func(a string) bool { return path == a || strings.HasPrefix(path, a+"/") })
+}
+
+// enforces checks that the API server knows that a node enforces, with a version.
+func (s *site) enforces(n *fleet.Node, b build) {
+	s.Helper()
+	c := s.condition(n)
+	if c.Status != corev1.ConditionTrue || !strings.HasPrefix(c.Message, "pullgate "+b.version+",") {
+		s.Errorf("condition of %s is %+v; want True and version %s", n.Name, c, b.version)
+	}
+	if args := s.kubeletArgs(n); !strings.Contains(args, "unix:///run/pullgate/cri.sock") {
+		s.Errorf("the kubelet of %s runs as %s; want it to use pullgated", n.Name, args)
+	}
+}
+
+// noCallFailed checks that no call of the kubelet failed, as it logs them.
+func (s *site) noCallFailed(n *fleet.Node, since time.Time) {
+	s.Helper()
+	journal := testkit.Value(n.Journal(s.Context(), since, "kubelet.service"))(s)
+	seen := 0
+	for line := range strings.Lines(journal) {
+		seen++
+		// containerd 1.6 does not have this call.
+		// The pod that installs has ended, and its probe has not.
+		known := strings.Contains(line, "unknown method RuntimeConfig") || strings.Contains(line, `"install-status"`)
+		if strings.Contains(line, "rpc error") && !known {
+			s.Errorf("%s: a call of the kubelet failed: %s", n.Name, line)
+		}
+	}
+	if seen == 0 {
+		s.Errorf("the kubelet of %s has logged nothing since %v", n.Name, since)
+	}
+}
+
+// unchanged checks that no container was restarted, nor replaced.
+func (s *site) unchanged(was map[string]fleet.Container) {
+	s.Helper()
+	is := testkit.Value(s.fleet.Containers(s.Context(), apps))(s)
+	if len(was) < 3*perNode {
+		s.Errorf("%d containers; want %d at least", len(was), 3*perNode)
+	}
+	for name, c := range was {
+		if is[name] != c {
+			s.Errorf("container %s was %+v, is %+v", name, c, is[name])
+		}
+	}
+}
+
+var (
+	changing  = regexp.MustCompile(`(?m)^I\d{4} (\S+) .*"Changing a node" node="([^"]+)" rollout="good"`)
+	confirmed = regexp.MustCompile(`(?m)^I\d{4} (\S+) .*"Confirmed a node" node="([^"]+)"`)
+)
+
+// confirmations logs how long it took from the creation of the pods until the nodes were confirmed.
+func (s *site) confirmations() {
+	s.Helper()
+	log, began := s.dispatcher.Log(), map[string]time.Time{}
+	at := func(text string) time.Time { return testkit.Value(time.Parse("15:04:05", text))(s) }
+	for _, m := range changing.FindAllStringSubmatch(log, -1) {
+		began[m[2]] = at(m[1])
+	}
+	if len(began) < 3 {
+		s.Errorf("the dispatcher has begun with %d nodes:\n%s", len(began), log)
+	}
+	for _, m := range confirmed.FindAllStringSubmatch(log, -1) {
+		if since, ok := began[m[2]]; ok {
+			took := at(m[1]).Sub(since)
+			s.Logf("%s was confirmed after %v", m[2], took.Round(time.Millisecond))
+			if took > time.Minute { // on two idle cores it is half of that
+				s.Errorf("%s was confirmed after %v", m[2], took)
+			}
+		}
+	}
+}
+
+// A nodeStatus is status.json of a node.
+type nodeStatus struct{ Attempt, Stage, Outcome, Message string }
+
+// stage returns what an installation on a node has come to; the zero value before there is one.
+func (s *site) stage(n *fleet.Node) (st nodeStatus) {
+	text, err := os.ReadFile(n.Path("/opt/pullgate/status.json"))
+	if err == nil {
+		_ = json.Unmarshal(text, &st)
+	}
+	return st
+}
+
+// reaches waits until an installation is in a stage.
+func (s *site) reaches(n *fleet.Node, stage string, limit time.Duration) error {
+	var st nodeStatus
+	if !host.Within(limit, func() bool { st = s.stage(n); return st.Stage == stage }) {
+		return fmt.Errorf("%s is in stage %+v after %v; want %s", n.Name, st, limit, stage)
+	}
+	return nil
+}
