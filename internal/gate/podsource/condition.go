@@ -18,6 +18,8 @@ const ConditionType = "PullgateEnforcing"
 
 const (
 	conditionCheck = 5 * time.Second // how often the state is asked for; a change must be seen by two checks
+	// An installation waits for the first write, so the state is asked for more often until then, for a while.
+	conditionSoon, conditionFirst = time.Second, 30 * time.Second
 	// A heartbeat follows 15 minutes ± 10 % after the last write.
 	heartbeatLeast, heartbeatSpread = 13*time.Minute + 30*time.Second, 2. / 9
 	conditionBurst                  = 5 // changes that are written at once, then one a minute
@@ -66,11 +68,16 @@ func (s *Source) keepCondition(ctx context.Context, c *client) {
 	w := conditionWriter{
 		client: c, node: s.NodeName(), changes: rate.NewLimiter(rate.Every(time.Minute), conditionBurst),
 	}
+	began := time.Now()
 	for ctx.Err() == nil {
 		if now, known := s.options.Condition(ctx); w.due(now, known) {
 			w.write(ctx, now, s.options.ConditionWritten)
 		}
-		check := time.NewTimer(wait.Jitter(conditionCheck, .2))
+		every := conditionCheck
+		if w.next.IsZero() && time.Since(began) < conditionFirst {
+			every = conditionSoon
+		}
+		check := time.NewTimer(wait.Jitter(every, .2))
 		select {
 		case <-check.C:
 		case <-ctx.Done():

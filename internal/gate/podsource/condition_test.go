@@ -130,6 +130,18 @@ func TestTransitionOutlivesARestart(t *testing.T) {
 	}
 }
 
+// An installation waits for the first condition of a new process.
+func TestFirstConditionIsEarly(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.api.register()
+		w.start()
+		w.pass(10 * time.Second) // the kubelet is not seen yet
+		w.becomes(true, "Enforcing")
+		w.pass(4 * time.Second)
+		w.wantCondition("True", "Enforcing", time.Now(), time.Now(), 1)
+	})
+}
+
 // A state that lasts for one check only is not written, and many changes are written once a minute.
 func TestConditionThatFlaps(t *testing.T) {
 	inWorld(t, func(w *world) {
