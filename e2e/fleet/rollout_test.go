@@ -147,7 +147,7 @@ func (s *site) upgraded() {
 func (s *site) joins() {
 	s.Helper()
 	const name, taint = "late-1", "fleet.pullgate.dev/not-ready"
-	// Its place is needed: a kernel has 128 instances of inotify for a user, and a machine uses twelve.
+	// Its place is needed: six machines are what two cores run.
 	left := s.nodes[5]
 	s.must(left.Leave(), s.fleet.Client.CoreV1().Nodes().Delete(s.Context(), left.Name, metav1.DeleteOptions{}),
 		s.fleet.StartScheduler(s.Context()))

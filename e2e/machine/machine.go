@@ -20,6 +20,24 @@ import (
 
 const closeLimit = 30 * time.Second
 
+// A systemd has some twelve instances of inotify, and all machines have those of one user; 128 is usual.
+const instances, instancesFile = 1024, "/proc/sys/fs/inotify/max_user_instances"
+
+// haveInstances raises the limit of the host, until its next boot. It is not lowered again: others may rely on it.
+func haveInstances() error {
+	text, err := os.ReadFile(instancesFile)
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err != nil || n >= instances {
+		return err
+	}
+	if err := os.WriteFile(instancesFile, []byte(strconv.Itoa(instances)), 0o644); err != nil { //nolint:gosec // its mode
+		return fmt.Errorf("run sysctl fs.inotify.max_user_instances=%d on the host: %w", instances, err)
+	}
+	return nil
+}
+
 // A Machine is one that has booted.
 type Machine struct {
 	*host.Process
@@ -33,6 +51,7 @@ func Start(
 	ctx context.Context, dir, cgroup string, binds map[string]string, flags ...string,
 ) (m *Machine, err error) {
 	defer host.Catch(&err)
+	host.Check(haveInstances())
 	base := host.Must(debian(ctx))
 	// nspawn makes cgroups below its own, so it gets one that can be cleaned up.
 	enter := "for group in " + strings.Join(host.Must(makeCgroups(cgroup)), " ") + `; do
