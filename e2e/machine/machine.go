@@ -32,7 +32,7 @@ func haveInstances() error {
 	if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err != nil || n >= instances {
 		return err
 	}
-	if err := os.WriteFile(instancesFile, []byte(strconv.Itoa(instances)), 0o644); err != nil { //nolint:gosec // its mode
+	if err := os.WriteFile(instancesFile, []byte(strconv.Itoa(instances)), 0o644); err != nil {
 		return fmt.Errorf("run sysctl fs.inotify.max_user_instances=%d on the host: %w", instances, err)
 	}
 	return nil
