@@ -220,20 +220,10 @@ func (i Installer) keepOriginal(o *original) error {
 
 // collect removes what no installed version and no change needs.
 func (i Installer) collect(s State) error {
-	keep := []string{}
-	if s.Installed != nil {
-		keep = append(keep, s.Installed.Version)
-		if s.Installed.Former != nil {
-			keep = append(keep, s.Installed.Former.Version)
-		}
-	}
-	if s.Change != nil {
-		keep = append(keep, s.Change.To.Version)
-	}
 	entries, err := os.ReadDir(i.Host.Path(i.file(versions)))
 	all := []error{present(err)}
 	for _, e := range entries {
-		if !slices.Contains(keep, e.Name()) {
+		if !s.needs(e.Name()) {
 			all = append(all, i.remove(i.file(versions, e.Name())))
 		}
 	}

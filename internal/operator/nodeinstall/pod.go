@@ -117,7 +117,7 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 	case r.Action == Rollback:
 		return nil, errors.New("nothing is installed on this node, so there is no former version")
 	default:
-		if err := errors.Join(p.sameMachine(""), sameKey(state, r)); err != nil {
+		if err := errors.Join(p.safeFolder(), p.sameMachine(""), sameKey(state, r)); err != nil {
 			return nil, err
 		}
 		if p.Version != version {
@@ -139,9 +139,8 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 
 // place copies the programs, verifies the copies, and gives their folder its name.
 func (p Pod) place(state State, r Request) (err error) {
-	if i := state.Installed; i != nil && (i.Version == r.Version || i.Former != nil && i.Former.Version == r.Version) &&
-		p.exists(p.programs(r.Version)) {
-		return p.samePrograms(r.Version)
+	if state.needs(r.Version) && p.exists(p.programs(r.Version)) {
+		return errors.Join(p.samePrograms(r.Version), p.verify(p.Programs, r))
 	}
 	dir := p.file(versions, ".new-"+r.Version)
 	if err := errors.Join(p.remove(dir), os.MkdirAll(p.Host.Path(dir), 0o755)); err != nil { //nolint:gosec // programs
@@ -157,13 +156,9 @@ func (p Pod) place(state State, r Request) (err error) {
 		if err := present(p.copy(path.Join(dir, name+release.BundleSuffix), name+release.BundleSuffix, 0o644)); err != nil {
 			return err
 		}
-		verify := p.Verify
-		if verify == nil {
-			verify = release.VerifyFile
-		}
-		if err := verify(p.Host.Path(path.Join(dir, name)), []byte(r.PublicKey)); err != nil {
-			return err
-		}
+	}
+	if err := p.verify(p.Host.Path(dir), r); err != nil {
+		return err
 	}
 	if err := p.remove(p.programs(r.Version)); err != nil {
 		return err
@@ -173,6 +168,23 @@ func (p Pod) place(state State, r Request) (err error) {
 	}
 	return errors.Join(os.Rename(p.Host.Path(dir), p.Host.Path(p.programs(r.Version))),
 		disk.SyncFolder(p.Host.Path(p.file(versions))))
+}
+
+// verify verifies the programs in a folder, unless the request says that they have no signatures.
+func (p Pod) verify(dir string, r Request) error {
+	if r.Unsigned {
+		return nil
+	}
+	verify := p.Verify
+	if verify == nil {
+		verify = release.VerifyFile
+	}
+	for _, name := range Programs() {
+		if err := verify(filepath.Join(dir, name), []byte(r.PublicKey)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (p Pod) copy(to, name string, mode fs.FileMode) (err error) {
@@ -194,7 +206,7 @@ func (p Pod) copy(to, name string, mode fs.FileMode) (err error) {
 	return nil
 }
 
-// samePrograms refuses other programs under a version that is installed, or kept: they are in use.
+// samePrograms refuses other programs under a version that is installed, kept, or being taken back: they are in use.
 func (p Pod) samePrograms(version string) error {
 	for _, name := range Programs() {
 		ours, err := sum(filepath.Join(p.Programs, name))

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -341,4 +342,101 @@ func TestLoadRequestOfOthers(t *testing.T) {
 	if _, err := nodeinstall.LoadRequest(file); err == nil {
 		t.Error("LoadRequest accepts a file that everybody can write")
 	}
+}
+
+// That a version is on the node already says nothing about the key of the request.
+func TestVersionOnTheNodeIsVerifiedByTheKeyOfTheRequest(t *testing.T) {
+	for key, want := range map[string]string{"the key": "", "another": "invalid signature"} {
+		onHost(t, func(h *host) {
+			h.install(request("v1")) // unsigned
+			p := newPod(h, "v1")
+			p.request.Attempt, p.request.Unsigned, p.request.PublicKey = "again", false, key
+			s, err := p.run()
+			if (err == nil) != (want == "") || !strings.Contains(s.Message, want) {
+				t.Errorf("key %q: %+v, %v; want %q", key, s, err, want)
+			}
+		})
+	}
+}
+
+// The switch of a change that is not taken back yet needs the programs of its version.
+func TestAnotherBuildOfAVersionThatIsTakenBack(t *testing.T) {
+	onHost(t, func(h *host) {
+		h.place("v1")
+		h.hook = func(what string) error {
+			if what == "stage Compare" {
+				panic("killed")
+			}
+			return nil
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = h.apply(request("v1"))
+		}()
+		h.hook = nil
+		time.Sleep(time.Hour) // the switch has not worked
+		p := newPod(h, "v1")
+		p.request.Attempt = "again"
+		h.put("/image/pullgated", "another build")
+		if s, err := p.run(); err == nil || !strings.Contains(s.Message, "is not the one of this image") ||
+			h.read(folder+"/versions/v1/pullgated") != "pullgated v1" {
+			t.Errorf("other programs: %+v, %v; want them refused", s, err)
+		}
+	})
+}
+
+// Who can write the folder could replace a program after it was verified, and the unit has the folder's name.
+func TestFolderOfOthers(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		do   func(h *host, i *nodeinstall.Installer)
+		want string
+	}{
+		{"the folder", func(h *host, _ *nodeinstall.Installer) {
+			testkit.Must(h, os.Chmod(h.path(folder), 0o777))
+		}, folder + ": users other than root can write it"},
+		{"the versions", func(h *host, _ *nodeinstall.Installer) {
+			testkit.Must(h, os.Chmod(h.path(folder+"/versions"), 0o777))
+		}, folder + "/versions: users other than root can write it"},
+		{"a specifier", func(_ *host, i *nodeinstall.Installer) { i.Folder = "/opt/%n" }, `folder "/opt/%n"`},
+		{"a space", func(_ *host, i *nodeinstall.Installer) { i.Folder = "/opt/a b" }, `folder "/opt/a b"`},
+	} {
+		onHost(t, func(h *host) {
+			h.place("v1")
+			p := newPod(h, "v1")
+			p.request.Attempt = "pod"
+			p.annotate("")
+			i := h.installer()
+			tc.do(h, &i)
+			s, err := i.Apply(h.Context(), request("v1"))
+			if err == nil || s.Outcome != nodeinstall.NotStarted || !strings.Contains(s.Message, tc.want) {
+				t.Errorf("%s: Apply = %+v, %v; want %q", tc.name, s, err, tc.want)
+			}
+			h.place("v1") // it was collected
+			tc.do(h, &i)
+			s, err = nodeinstall.Pod{
+				Installer: i, Annotations: h.path("/podinfo"), Programs: h.path("/image"), Version: "v1", Start: p.start,
+			}.Run(h.Context())
+			if err == nil || s.Stage != "Place" || !strings.Contains(s.Message, tc.want) {
+				t.Errorf("%s: Run = %+v, %v; want %q", tc.name, s, err, tc.want)
+			}
+		})
+	}
+}
+
+// A timer that a former change could not stop runs a program that is gone, and does not count as the switch.
+func TestTimerOfAFormerChange(t *testing.T) {
+	onHost(t, func(h *host) {
+		h.place("v1")
+		h.timer = []string{folder + "/versions/gone/pullgatectl"}
+		armed := ""
+		h.hook = func(what string) error {
+			if what == "stage Configure" {
+				armed = h.timer[0]
+			}
+			return nil
+		}
+		h.install(request("v1"))
+		testkit.Equal(t, "the program of the switch", armed, folder+"/versions/v1/pullgatectl")
+	})
 }

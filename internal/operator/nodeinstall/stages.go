@@ -58,6 +58,9 @@ func (c *change) check(ctx context.Context) error {
 	if c.journaled() {
 		return nil
 	}
+	if err := c.safeFolder(); err != nil {
+		return err
+	}
 	if c.state.Installed == nil {
 		if err := c.nothingOfOthers(ctx); err != nil {
 			return err
@@ -129,8 +132,10 @@ func (c *change) journal(ctx context.Context) error {
 		return nil
 	}
 	j := &Change{Request: c.req, To: c.to, Deadline: c.now().Add(c.req.confirmWithin())}
-	if err := errors.Join(c.remove(c.file("confirm-"+c.req.Attempt)), c.remove(configuration+before)); err != nil {
-		return err // of an attempt with the same name that never began
+	// What is left of an attempt with the same name that never began, and a timer that a former change could not stop.
+	if err := errors.Join(c.remove(c.file("confirm-"+c.req.Attempt)), c.remove(configuration+before),
+		c.disarm(ctx)); err != nil {
+		return err
 	}
 	all, err := c.entries(c.to, c.to.Mode, "")
 	if err != nil {

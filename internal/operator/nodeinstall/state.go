@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"syscall"
 	"time"
 
@@ -39,6 +40,13 @@ type State struct {
 	Format    int           `json:"format"`
 	Installed *Installation `json:"installed,omitempty"` // nil is nothing
 	Change    *Change       `json:"change,omitempty"`    // nil if no change is in progress
+}
+
+// needs reports whether the programs of a version are in use, or kept for a rollback.
+func (s State) needs(version string) bool {
+	return s.Installed != nil && (s.Installed.Version == version ||
+		s.Installed.Former != nil && s.Installed.Former.Version == version) ||
+		s.Change != nil && s.Change.To.Version == version
 }
 
 // An Installation is the version on a node, and what its removal needs.
@@ -122,6 +130,28 @@ func (i Installer) folder() string {
 		return DefaultFolder
 	}
 	return path.Clean(i.Folder)
+}
+
+// The name of the folder becomes part of units, which have a meaning for spaces, '%' and '$'.
+var nameOfFolder = regexp.MustCompile(`^(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+$`)
+
+// safeFolder returns an error if root should not run programs that are in the folder.
+func (i Installer) safeFolder() error {
+	if !nameOfFolder.MatchString(i.folder()) {
+		return fmt.Errorf("folder %q: an absolute path of letters, digits, '.', '_' and '-'", i.folder())
+	}
+	for _, dir := range []string{i.folder(), i.file(versions)} {
+		info, err := os.Stat(i.Host.Path(dir))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return err
+		case disk.OthersWrite(info, os.Geteuid()):
+			return program.Hintf(fmt.Sprintf("chown root:root %s && chmod go-w %s", dir, dir),
+				"%s: users other than root can write it", dir)
+		}
+	}
+	return nil
 }
 
 // State returns the state; the zero value if nothing is installed.
