@@ -114,8 +114,11 @@ func readiness(p *corev1.Pod) (ready bool, since time.Time) {
 	return false, time.Time{}
 }
 
-// maxSaid is how much of a text of a node is shown, in bytes.
-const maxSaid = 1 << 10
+// How much of texts of a node is shown, in bytes.
+const (
+	maxSaid  = 1 << 10
+	maxStage = 64
+)
 
 // words returns what a pod said, harmless and short: its last words or, without them, why it has not come so far.
 func words(p *corev1.Pod) api.LastWords {
@@ -136,7 +139,7 @@ func words(p *corev1.Pod) api.LastWords {
 			said.Message = "it runs " + said.Message
 		}
 	}
-	said.Stage, said.Message = safetext.Line(said.Stage, 64), safetext.Line(said.Message, maxSaid)
+	said.Stage, said.Message = safetext.Line(said.Stage, maxStage), safetext.Line(said.Message, maxSaid)
 	said.Message = cmp.Or(said.Message, "nothing")
 	return said
 }

@@ -340,3 +340,29 @@ func TestNodeThatLiesAboutItself(t *testing.T) {
 	s.pass(time.Hour)
 	s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 3, Installed: 3})
 }
+
+// An attempt that a node has written on itself, without an end, stops the waves no longer than one of ours can last,
+// and is shown as a failure without control characters.
+func TestNodeThatWritesAnAttempt(t *testing.T) {
+	s := newSim(t, 2)
+	s.rollout("r", func(x *api.RolloutSpec) { x.Waves, x.FailureBudget = waves(1), new(intstr.FromInt(1)) })
+	s.step(time.Second)
+	s.step(time.Second)
+	n := s.nodes["node-00"]
+	s.does["node-00"] = hangs
+	write := func(more string) {
+		n.Annotations = map[string]string{api.AttemptAnnotation: fmt.Sprintf(`{"rollout": "uid-r", "number": 1, `+
+			`"plan": %q, "machineID": %q, "deadline": "9999-01-01T00:00:00Z"%s}`, s.rollouts["r"].Status.Plan,
+			n.Status.NodeInfo.MachineID, more)}
+		n.ResourceVersion = s.next()
+	}
+	write("")
+	s.pass(time.Hour)
+	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 2, Installed: 1, Failed: 1})
+	write(`, "outcome": "Failed", "ended": "2000-01-01T00:00:00Z", "stage": "\u001b[31m` + strings.Repeat("x", 1000) + `"`)
+	s.pass(time.Hour)
+	f := s.rollouts["r"].Status.Failures
+	if len(f) != 1 || len(f[0].Stage) > 64 || strings.ContainsRune(f[0].Stage, '\x1b') {
+		t.Errorf("failures %+v; want one, with a stage of 64 characters", f)
+	}
+}

@@ -31,6 +31,9 @@ const (
 // startLimit is how long a pod may take to be started, with the pull of its image.
 const startLimit = 5 * time.Minute
 
+// longestAttempt is more than an attempt has time for, with the longest confirmWithin and probation.
+const longestAttempt = startLimit + 2*time.Hour + 5*time.Minute
+
 // A rollout is a Rollout with what follows from it.
 type rollout struct {
 	*api.Rollout

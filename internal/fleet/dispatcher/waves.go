@@ -254,7 +254,7 @@ func (w *world) list(r *rollout, members []member, s *api.RolloutStatus) {
 
 // describe completes a failure.
 func (w *world) describe(r *rollout, m member, f api.Failure) api.Failure {
-	f.Stage, f.Time, f.Pod = m.attempt.Stage, m.attempt.Ended, podName(m.attempt, m.node)
+	f.Stage, f.Time, f.Pod = safetext.Line(m.attempt.Stage, maxStage), m.attempt.Ended, podName(m.attempt, m.node)
 	f.Message = "the pod is gone"
 	for _, p := range w.pods[m.Name] {
 		if p.Name == f.Pod {

@@ -236,7 +236,8 @@ const poll = 2 * time.Second
 
 func (w *world) continueAttempt(n *node, p *corev1.Pod) {
 	a := n.attempt
-	late := w.now.After(a.Deadline.Time)
+	// A deadline that is further away was written by the node.
+	late := w.now.After(a.Deadline.Time) || a.Deadline.Sub(w.now) > longestAttempt
 	w.at(a.Deadline.Add(time.Second))
 	if p == nil {
 		r := w.rolloutOf(a)
