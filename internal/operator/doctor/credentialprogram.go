@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
@@ -135,9 +137,9 @@ func (n Node) credentialProgram(ctx context.Context, kubeconfig string) (advice 
 	runs := fmt.Sprintf("; %s runs %s", kubeconfig, p.Command)
 	sandbox, loaded := program.Show(ctx, n.Run, daemonUnit, append(sandboxProperties(), "StateDirectory",
 		"RuntimeDirectory", "LogsDirectory")...)
-	info, err := os.Stat(n.Path(kubeconfig))
-	// What a user other than root has named does not run without the sandbox. What needs the cluster is not on a node.
-	if !loaded || n.NoNetwork || p.ProvideClusterInfo || err != nil || writable(info, kubeconfig) != nil {
+	// What a user other than root has named or written does not run without the sandbox. What needs the cluster is not on
+	// a node.
+	if !loaded || n.NoNetwork || p.ProvideClusterInfo || !n.isRoots(append(filesOf(p.Command), kubeconfig)...) {
 		return runs + notRun
 	}
 	t := trial{node: n, program: p, sandbox: sandbox}
@@ -164,6 +166,30 @@ func (n Node) credentialProgram(ctx context.Context, kubeconfig string) (advice 
 	return fmt.Sprintf("%s, which fails in the sandbox of the unit (%s) and works with %s: add that with systemctl edit "+
 		"pullgated, below [Service], then systemctl restart pullgated", runs, quoted(why),
 		strings.Join(slices.Concat(all...), " and "))
+}
+
+// filesOf returns the files that a command can be, of which the first one that exists is run.
+func filesOf(command string) (files []string) {
+	if filepath.IsAbs(command) {
+		return []string{command}
+	}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"} { // of units of systemd
+		files = append(files, path.Join(dir, command))
+	}
+	return files
+}
+
+// isRoots reports whether no user other than root can write files, as far as they exist, or replace them.
+func (h Host) isRoots(files ...string) bool {
+	for _, file := range files {
+		for _, name := range []string{file, path.Dir(file)} {
+			info, err := os.Stat(h.Path(name))
+			if err == nil && disk.OthersWrite(info, 0) || err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // A trial runs a program of a kubeconfig in transient units.

@@ -77,6 +77,30 @@ func TestCredentialProgram(t *testing.T) {
 			change: func(n *doctor.Node) { must(t, os.Chmod(n.Path(kubeconfig), 0o666)) },
 		},
 		{
+			name: "others can write the program", user: gke, unit: unit, want: static,
+			change: func(n *doctor.Node) {
+				must(t, os.MkdirAll(n.Path("/var/lib/kubelet/bin"), 0o755),
+					os.WriteFile(n.Path("/var/lib/kubelet/bin/gke-exec-auth-plugin"), nil, 0o755),
+					os.Chmod(n.Path("/var/lib/kubelet/bin/gke-exec-auth-plugin"), 0o777))
+			},
+		},
+		{
+			name: "others can replace the program", user: gke, unit: unit, want: static,
+			change: func(n *doctor.Node) {
+				must(t, os.MkdirAll(n.Path("/var/lib/kubelet/bin"), 0o755), os.Chmod(n.Path("/var/lib/kubelet/bin"), 0o777))
+			},
+		},
+		{
+			name: "others can replace the kubeconfig", user: gke, unit: unit, want: static,
+			change: func(n *doctor.Node) { must(t, os.Chmod(filepath.Dir(n.Path(kubeconfig)), 0o777)) },
+		},
+		{
+			name: "others can put a program first", unit: unit, want: static,
+			user: strings.Replace(gke, "bin/", "", 1), change: func(n *doctor.Node) {
+				must(t, os.MkdirAll(n.Path("/usr/local/bin"), 0o755), os.Chmod(n.Path("/usr/local/bin"), 0o777))
+			},
+		},
+		{
 			name: "it needs the cluster", unit: unit, want: static,
 			user: strings.Replace(gke, "exec: {", "exec: {provideClusterInfo: true, ", 1),
 		},
@@ -119,6 +143,9 @@ func TestCredentialProgram(t *testing.T) {
 			want := ""
 			if tc.want != "" {
 				want = "; " + kubeconfig + " runs /var/lib/kubelet/bin/gke-exec-auth-plugin" + tc.want
+				if tc.name == "others can put a program first" {
+					want = strings.Replace(want, "/var/lib/kubelet/bin/", "", 1)
+				}
 				if tc.want != static {
 					want = strings.Replace(want, "plugin"+tc.want, "plugin, "+tc.want, 1)
 				}
