@@ -88,6 +88,33 @@ func TestPolicies(t *testing.T) {
 	_, err := x.fleet.Client.CoreV1().Pods(namespace).Patch(t.Context(), name, types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"fleet.pullgate.dev/confirm":"a"}}}`), metav1.PatchOptions{DryRun: dry})
 	refused("a confirmation by an administrator", "only pullgate-dispatcher confirms", err)
+	change := func(by kubernetes.Interface, body string, sub ...string) error {
+		_, err := by.CoreV1().Pods(namespace).Patch(t.Context(), name, types.StrategicMergePatchType, []byte(body),
+			metav1.PatchOptions{DryRun: dry}, sub...)
+		return err
+	}
+	for what, body := range map[string]string{
+		"its label taken": `{"metadata":{"labels":{"app.kubernetes.io/name":null}}}`,
+		"another request": `{"metadata":{"annotations":{"fleet.pullgate.dev/request":"{}"}}}`,
+		"another image":   `{"spec":{"containers":[{"name":"install","image":"a:1"}]}}`,
+	} {
+		refused("an administrator's pod with "+what, "is not changed", change(x.fleet.Client, body))
+		refused("a dispatcher's pod with "+what, "", change(dispatcher, body))
+	}
+	refused("a confirmation by the node", "only pullgate-dispatcher confirms",
+		change(x.nodes[0].api, `{"metadata":{"annotations":{"fleet.pullgate.dev/confirm":"a"}}}`, "status"))
+	if err := change(x.nodes[0].api, `{"status":{"message":"a"}}`, "status"); err != nil {
+		t.Errorf("the status of the pod, from the node, is refused: %v", err)
+	}
+	refused("a pod with a name of the dispatcher's", only, create(x.fleet.Client, func(p *corev1.Pod) {
+		p.Name, p.Labels, p.Spec.Volumes = "pullgate-install-0123456789abcdef", nil, nil
+		p.Spec.Containers = []corev1.Container{sidecar()}
+	}))
+	for _, sub := range []string{"exec", "attach"} {
+		refused("kubectl "+sub, "nobody runs programs", x.fleet.Client.CoreV1().RESTClient().Post().Resource("pods").
+			Namespace(namespace).Name(name).SubResource(sub).Param("command", "a").Param("stdout", "1").
+			Do(t.Context()).Error())
+	}
 	debugged := pods.Items[0].DeepCopy()
 	debugged.Spec.EphemeralContainers = []corev1.EphemeralContainer{{
 		EphemeralContainerCommon: corev1.EphemeralContainerCommon{
@@ -115,6 +142,16 @@ func TestPolicies(t *testing.T) {
 	}{
 		"a label":       {"no other labels", "", object{"metadata": object{"labels": object{"pool": "x"}}}},
 		"a label's end": {"no other labels", "", object{"metadata": object{"labels": object{"pool": nil}}}},
+		"an owner": {"no owners", "", object{"metadata": object{"ownerReferences": []object{{
+			"apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "gone",
+		}}}}},
+		"a finalizer": {"no owners", "", object{"metadata": object{"finalizers": []string{"example.com/a"}}}},
+		"an address": {"no other condition", "status", object{"status": object{"addresses": []object{{
+			"type": "InternalIP", "address": "192.0.2.1",
+		}}}}},
+		"the kubelet's port": {"no other condition", "status", object{"status": object{"daemonEndpoints": object{
+			"kubeletEndpoint": object{"Port": 1},
+		}}}},
 		"an annotation": {"no other annotations", "", object{"metadata": object{"annotations": object{"a": "b"}}}},
 		"unschedulable": {"no other taint", "", object{"spec": object{"unschedulable": true}}},
 		"another taint": {"no other taint", "", object{"spec": object{"taints": []object{{
