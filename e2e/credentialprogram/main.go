@@ -4,7 +4,7 @@
 //	credentialprogram URL [--run-time-code] [--cache-dir DIR]
 //
 // With --run-time-code it needs memory that is writable and executable, as interpreters that compile do; with
-// --cache-dir it keeps the token in a second file.
+// --cache-dir it keeps the token in a second file. The variable CREDENTIALPROGRAM has to be as in the kubeconfig.
 package main
 
 import (
@@ -39,6 +39,9 @@ func run() (err error) {
 	var info struct{ APIVersion string }
 	if err := json.Unmarshal([]byte(os.Getenv("KUBERNETES_EXEC_INFO")), &info); err != nil || info.APIVersion == "" {
 		return fmt.Errorf("KUBERNETES_EXEC_INFO has no version: %w", err)
+	}
+	if got := os.Getenv("CREDENTIALPROGRAM"); got != "a \"b\" $HOME \\ `c`" {
+		return fmt.Errorf("CREDENTIALPROGRAM is %q", got)
 	}
 	home := os.Getenv("HOME")
 	if home == "" {

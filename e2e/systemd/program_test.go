@@ -40,7 +40,8 @@ func TestCredentialProgram(t *testing.T) {
 	s.do("systemctl", "daemon-reload")
 	runs := func(args string) {
 		s.write(kubeconfig, string(server.Kubeconfig("exec: {apiVersion: client.authentication.k8s.io/v1, "+
-			"interactiveMode: Never, command: credentialprogram, args: ["+tokens+args+"]}")))
+			"interactiveMode: Never, command: credentialprogram, args: ["+tokens+args+"], "+
+			"env: [{name: CREDENTIALPROGRAM, value: 'a \"b\" $HOME \\ `c`'}]}")))
 		s.do("systemctl", "restart", unit)
 	}
 	s.step("it works in the sandbox, and caches in its home directory", func() {

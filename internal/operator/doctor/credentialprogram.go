@@ -256,8 +256,13 @@ func (t trial) start(ctx context.Context, settings map[string]string) error {
 		return err
 	}
 	args = append(args, "--setenv=KUBERNETES_EXEC_INFO="+string(info))
-	for _, e := range t.program.Env {
-		args = append(args, "--setenv="+e.Name+"="+e.Value)
+	if len(t.program.Env) > 0 {
+		file, err := t.writeVariables()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = os.Remove(file) }() // in a folder that the next boot empties
+		args = append(args, "--property=EnvironmentFile=/run/"+filepath.Base(file))
 	}
 	// The shell searches the path of the unit, and systemd-run that of this process.
 	args = append(args, "--", "/bin/sh", "-c", `exec "$0" "$@"`, t.program.Command)
@@ -272,6 +277,24 @@ func (t trial) start(ctx context.Context, settings map[string]string) error {
 		return errors.New("it prints no ExecCredential with a status")
 	}
 	return nil
+}
+
+// writeVariables writes the variables of the kubeconfig to a file that root alone can read. They may have a secret, and
+// everybody can see arguments, and the property Environment of a unit.
+func (t trial) writeVariables() (file string, err error) {
+	f, err := os.CreateTemp(t.node.Path("/run"), "pullgate-doctor-")
+	if err != nil {
+		return "", err
+	}
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", "$", `\$`)
+	for _, e := range t.program.Env {
+		_, writeErr := fmt.Fprintf(f, "%s=\"%s\"\n", e.Name, escape.Replace(e.Value))
+		err = errors.Join(err, writeErr)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(f.Name()))
+	}
+	return f.Name(), nil
 }
 
 func quoted(err error) string {

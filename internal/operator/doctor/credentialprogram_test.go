@@ -25,7 +25,8 @@ func TestCredentialProgram(t *testing.T) {
 		"SystemCallFilter=read write\nReadWritePaths=\nDeviceAllow=/dev/a r\nDeviceAllow=/dev/b rw\n" +
 		"StateDirectory=pullgate:old\nRuntimeDirectory=pullgate\n"
 	gke := "exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: bin/gke-exec-auth-plugin, " +
-		"args: [--cache-dir, /var/lib/kubelet/pki/, --log=/var/log/plugin, /], env: [{name: A, value: /srv}]}"
+		"args: [--cache-dir, /var/lib/kubelet/pki/, --log=/var/log/plugin, /], " +
+		"env: [{name: A, value: /srv}, {name: B, value: 'the secret \"$`\\'}]}"
 	const prints = `{"kind": "ExecCredential", "status": {"token": "secret"}}`
 	for _, tc := range []struct {
 		name, user, unit string
@@ -115,7 +116,7 @@ func TestCredentialProgram(t *testing.T) {
 				runs++
 				outside := !slices.Contains(args, "--property=CapabilityBoundingSet=") &&
 					!slices.Contains(args, "--property=CapabilityBoundingSet=CAP_DAC_OVERRIDE")
-				checkRun(t, name, args, outside)
+				checkRun(t, root, name, args, outside)
 				switch {
 				case tc.broken == "fails":
 					return nil, errors.New("no network " + strings.Repeat("x", 1000))
@@ -134,7 +135,7 @@ func TestCredentialProgram(t *testing.T) {
 				return []byte(prints), nil
 			}
 			path := filepath.Join(root, kubeconfig)
-			must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("apiVersion: v1\nkind: Config\n"+
+			must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.Mkdir(filepath.Join(root, "run"), 0o755), os.WriteFile(path, []byte("apiVersion: v1\nkind: Config\n"+
 				"clusters: [{name: c, cluster: {server: https://a.test}}]\nusers: [{name: u, user: {"+tc.user+"}}]\n"+
 				"contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"), 0o600))
 			if tc.change != nil {
@@ -157,6 +158,9 @@ func TestCredentialProgram(t *testing.T) {
 			if strings.Contains(got, "secret") {
 				t.Error("the advice has the token")
 			}
+			if left, err := os.ReadDir(filepath.Join(root, "run")); err != nil || len(left) > 0 {
+				t.Errorf("in /run are %v, %v; want nothing left", left, err)
+			}
 		})
 	}
 	n := doctor.Node{Host: doctor.Host{Root: t.TempDir()}}
@@ -171,7 +175,7 @@ const (
 	static = " in the sandbox of the unit, which can forbid what it does: " + page
 )
 
-func checkRun(t *testing.T, name string, args []string, outside bool) {
+func checkRun(t *testing.T, root, name string, args []string, outside bool) {
 	t.Helper()
 	command := slices.Index(args, "--")
 	if name != "systemd-run" || command < 0 {
@@ -185,7 +189,7 @@ func checkRun(t *testing.T, name string, args []string, outside bool) {
 		t.Errorf("the command is %q; want %q", args[command:], want)
 	}
 	need := []string{
-		"--pipe", "--wait", "--property=Environment=HOME=/var/lib/pullgate", "--setenv=A=/srv",
+		"--pipe", "--wait", "--property=Environment=HOME=/var/lib/pullgate",
 		"--setenv=KUBERNETES_EXEC_INFO=" +
 			`{"apiVersion":"client.authentication.k8s.io/v1beta1","kind":"ExecCredential","spec":{"interactive":false}}`,
 	}
@@ -197,6 +201,24 @@ func checkRun(t *testing.T, name string, args []string, outside bool) {
 		if !slices.Contains(args, a) {
 			t.Errorf("%s is not in %q", a, args)
 		}
+	}
+	variables := ""
+	for _, a := range args {
+		if file, ok := strings.CutPrefix(a, "--property=EnvironmentFile="); ok {
+			info, err := os.Stat(filepath.Join(root, file))
+			must(t, err)
+			content, err := os.ReadFile(filepath.Join(root, file))
+			must(t, err)
+			if variables = string(content); info.Mode().Perm() != 0o600 {
+				t.Errorf("%s has mode %s", file, info.Mode())
+			}
+		}
+		if strings.Contains(a, "the secret") {
+			t.Errorf("everybody can read %s", a)
+		}
+	}
+	if want := "A=\"/srv\"\nB=\"the secret \\\"\\$\\`\\\\\"\n"; variables != want {
+		t.Errorf("the variables are\n%s\nwant\n%s", variables, want)
 	}
 	for _, a := range args {
 		if strings.Contains(a, "Directory=") || strings.Contains(a, "LoadState") || a == "--property=User=" ||
