@@ -135,7 +135,8 @@ func TestCredentialProgram(t *testing.T) {
 				return []byte(prints), nil
 			}
 			path := filepath.Join(root, kubeconfig)
-			must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.Mkdir(filepath.Join(root, "run"), 0o755), os.WriteFile(path, []byte("apiVersion: v1\nkind: Config\n"+
+			must(t, os.Mkdir(filepath.Join(root, "run"), 0o755))
+			must(t, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("apiVersion: v1\nkind: Config\n"+
 				"clusters: [{name: c, cluster: {server: https://a.test}}]\nusers: [{name: u, user: {"+tc.user+"}}]\n"+
 				"contexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n"), 0o600))
 			if tc.change != nil {

@@ -75,7 +75,7 @@ func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
 
 // overtake waits for a change that is being taken back or is confirmed, and ends one that hangs.
 func (i Installer) overtake(ctx context.Context) (func() error, error) {
-	if state, err := i.State(); err == nil && state.Change != nil &&
+	if state, err := i.State(); err == nil && state.Change != nil && !state.Change.Back &&
 		i.exists(i.file("confirm-"+state.Change.Request.Attempt)) {
 		return nil, nil //nolint:nilnil // who holds the lock finishes it
 	}

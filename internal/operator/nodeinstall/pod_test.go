@@ -440,3 +440,30 @@ func TestTimerOfAFormerChange(t *testing.T) {
 		testkit.Equal(t, "the program of the switch", armed, folder+"/versions/v1/pullgatectl")
 	})
 }
+
+// A confirmation that came while the change was being taken back already does not stop the timer.
+func TestConfirmationOfAChangeThatIsTakenBack(t *testing.T) {
+	onHost(t, func(h *host) {
+		h.place("v1")
+		h.hook = func(what string) error {
+			if what == "stage Compare" {
+				panic("killed")
+			}
+			return nil
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = h.apply(request("v1"))
+		}()
+		h.hook = nil
+		state := h.read(folder + "/state.json")
+		h.put(folder+"/state.json", strings.Replace(state, `"change": {`, `"change": {"back": true,`, 1))
+		testkit.Must(t, h.installer().Confirm("attempt-v1"))
+		f := testkit.Value(os.OpenFile(h.path(folder+"/lock"), os.O_RDWR, 0))(t)
+		testkit.Must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
+		if s, err := h.installer().Revert(h.Context(), nodeinstall.ByTimer); !errors.Is(err, nodeinstall.ErrBusy) {
+			t.Errorf("Revert = %+v, %v; want ErrBusy, so that systemd tries again", s, err)
+		}
+		testkit.Must(t, f.Close())
+	})
+}
