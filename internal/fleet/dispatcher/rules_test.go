@@ -92,6 +92,46 @@ func TestFailuresStop(t *testing.T) {
 	}
 }
 
+// A node that is not well after its turn stops the waves until it is, or the budget has place for it.
+func TestNodeThatIsNotWellAfterwards(t *testing.T) {
+	for name, change := range map[string]struct{ breaks, mends func(s *sim, n *corev1.Node) }{
+		"not Ready": {
+			func(s *sim, n *corev1.Node) { s.ready(n.Name, false) },
+			func(s *sim, n *corev1.Node) { s.ready(n.Name, true) },
+		},
+		"another condition": {
+			func(s *sim, n *corev1.Node) { s.says(n, ownVersion, api.ModeShadow, "") },
+			func(s *sim, n *corev1.Node) { s.says(n, ownVersion, api.ModeEnforce, "") },
+		},
+	} {
+		for _, budget := range []int{0, 1} {
+			t.Run(fmt.Sprint(name, budget), func(t *testing.T) {
+				s := newSim(t, 3)
+				s.rollout("r", func(x *api.RolloutSpec) {
+					x.Waves, x.Soak = waves(1), metav1.Duration{Duration: 10 * time.Minute}
+					x.FailureBudget = new(intstr.FromInt(budget))
+				})
+				s.pass(8 * time.Minute)
+				testkit.Equal(t, "nodes in the first wave", s.created, 1)
+				change.breaks(s, s.nodes["node-00"])
+				s.pass(time.Hour)
+				if budget > 0 {
+					testkit.Equal(t, "nodes within the budget", s.created, 3)
+					return
+				}
+				testkit.Equal(t, "nodes after the first one", s.created-1, 0)
+				status := s.rollouts["r"].Status
+				if status.Phase != api.PhaseStopped || !strings.Contains(status.Message, "1 that were changed are not Ready") {
+					t.Errorf("phase %s, %q", status.Phase, status.Message)
+				}
+				change.mends(s, s.nodes["node-00"])
+				s.pass(2 * time.Hour)
+				s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 3, Installed: 3})
+			})
+		}
+	}
+}
+
 // A node that is not Ready is listed and not counted, and comes alone when it is back, as one that joins.
 func TestNodesThatComeLate(t *testing.T) {
 	s := newSim(t, 6)

@@ -124,11 +124,11 @@ func (w *world) upkeep(r *rollout, members []member) {
 
 // waves returns the nodes of which attempts begin now, and notes in the status what to remember of the waves.
 func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (starts []member) {
-	running, failed, wave := 0, 0, 0
+	running, failed, unwell, wave := 0, 0, 0, 0
 	var ready, late []member
 	for _, m := range members {
 		a := m.last()
-		inWave := a != nil && a.Plan == r.plan && a.Wave == s.Wave && s.Plan == r.plan
+		inPlan := a != nil && a.Plan == r.plan && s.Plan == r.plan
 		switch m.state {
 		case stateUpdating:
 			running++
@@ -141,8 +141,11 @@ func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (start
 				ready = append(ready, m)
 			}
 		case stateDone, stateUnknown:
-			if inWave {
+			if inPlan && a.Wave == s.Wave {
 				wave++
+			}
+			if inPlan && (m.state == stateUnknown || !m.ready) {
+				unwell++
 			}
 		case stateSkipped:
 		}
@@ -164,6 +167,14 @@ func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (start
 		s.Phase = api.PhaseStopped
 		s.Message = fmt.Sprintf("%d nodes have failed, and the failure budget is %d: correct the cause, then change "+
 			"spec.retry to try them again, or raise spec.failureBudget", failed, budget)
+		return nil
+	}
+	// That is what the time between waves is for. It may pass, so it is no failure; nodes that come later do not wait for it.
+	if unwell > 0 && failed+unwell > budget && !s.WavesDone {
+		s.Phase = api.PhaseStopped
+		s.Message = fmt.Sprintf("%d nodes have failed, %d that were changed are not Ready or have another condition since, "+
+			"and the failure budget is %d: nothing begins until they are well, or spec.failureBudget is raised", failed, unwell,
+			budget)
 		return nil
 	}
 	s.Phase, s.Message = api.PhaseProgressing, ""
