@@ -16,6 +16,7 @@ import (
 type breakage struct {
 	fault string // of the programs
 	spec  map[string]any
+	key   bool // the Rollout has another one than that of the programs
 	// prepare changes the node, and returns what undoes that.
 	prepare func(s *site, n *fleet.Node) (undo func())
 	// meanwhile is what happens to the node.
@@ -35,6 +36,7 @@ func breakages() map[string]breakage {
 			fault: "crashes after 30 s", stage: "Probation", says: "pullgated was started again",
 			spec: map[string]any{"probation": "60s"},
 		},
+		"key": {key: true, stage: "Place", says: "signature"},
 		"config": { // other kinds of node have this folder
 			stage: "CheckConfiguration", says: "stat /srv/audit: no such file or directory",
 			spec: map[string]any{"configuration": configuration + "decisionLog: {path: /srv/audit/decisions.log}\n"},
@@ -81,6 +83,9 @@ func (s *site) breaks(name string, n *fleet.Node, others ...*fleet.Node) {
 	}
 	spec := s.spec(s.newer, map[string]any{"nodeSelector": labelled(name)})
 	maps.Copy(spec, b.spec)
+	if b.key {
+		spec["publicKey"] = s.sign("public", s.newKey("another"))
+	}
 	s.create(name, spec)
 	if b.meanwhile != nil {
 		b.meanwhile(s, n)

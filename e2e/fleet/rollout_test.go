@@ -66,6 +66,7 @@ func TestFleet(t *testing.T) {
 				t.Parallel()
 				s := s.with(t)
 				s.breaks("silent", bad[0])
+				s.breaks("key", bad[0])
 				s.breaks("kubelet", bad[0])
 			})
 			t.Run("2", func(t *testing.T) {

@@ -55,7 +55,9 @@ type site struct {
 	nodes      []*fleet.Node
 	dir        string
 	older      build
-	newer      build // the same, which can be made to fail; known after waitForNewer
+	newer      build  // the same, which can be made to fail; known after waitForNewer
+	signer     string // the file of the key of both
+	publicKey  string // of the signer
 	dispatcher *host.Process
 	rollouts   dynamic.ResourceInterface
 
@@ -75,6 +77,8 @@ func newSite(t *testing.T) *site {
 		s.must(building.Wait())
 		s.newer = s.build(programs)
 	}
+	s.signer = s.newKey("signer")
+	s.publicKey = s.sign("public", s.signer)
 	s.fleet = testkit.Value(fleet.Start(t.Context()))(t)
 	host.AtEnd(t, s.fleet.Close)
 	objects := testkit.Value(dynamic.NewForConfig(s.fleet.Config(cluster.Administrator)))(t)
@@ -87,6 +91,22 @@ func newSite(t *testing.T) *site {
 		testkit.Value(s.fleet.Client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}))(t)
 	}
 	return s
+}
+
+// sign runs the program that signs releases.
+func (s *site) sign(args ...string) string {
+	s.Helper()
+	cmd := exec.CommandContext(s.Context(), "go", append([]string{"run", "./sign"}, args...)...)
+	cmd.Dir = testkit.Value(host.Upward(".ci/checks"))(s)
+	out := testkit.Value(cmd.Output())(s)
+	return string(out)
+}
+
+func (s *site) newKey(name string) (file string) {
+	s.Helper()
+	file = filepath.Join(s.dir, name)
+	s.sign("test-key", file)
+	return file
 }
 
 // faulty builds programs of another version, whose pullgated has the faults that testdata/faulty.go.txt describes. They
@@ -125,7 +145,8 @@ func (s *site) build(programs string) build {
 	to := filepath.Join(s.dir, "image-"+version)
 	cmd := exec.CommandContext(s.Context(), "go", "run", "./image", to, version, programs)
 	cmd.Dir = testkit.Value(host.Upward(".ci/checks"))(s)
-	cmd.Env = append(os.Environ(), "COMMIT=0123abc", "SOURCE_DATE_EPOCH=1700000000")
+	cmd.Env = append(os.Environ(), "COMMIT=0123abc", "SOURCE_DATE_EPOCH=1700000000",
+		"SIGNING_KEY="+s.signer)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		s.Fatalf("image: %v\n%s", err, out)
 	}
@@ -224,9 +245,9 @@ type status struct {
 // spec returns a Rollout of a version for all nodes with a label. more replaces fields.
 func (s *site) spec(b build, more map[string]any) map[string]any {
 	spec := map[string]any{
-		"version": b.version, "image": b.image, "mode": "Enforce", "unsigned": true, "nodeSelector": map[string]any{},
-		"configuration": configuration,
-		"waves":         []any{int64(1), int64(5)}, "soak": "1s", "confirmWithin": "90s", "probation": "5s",
+		"version": b.version, "image": b.image, "mode": "Enforce", "nodeSelector": map[string]any{},
+		"configuration": configuration, "publicKey": s.publicKey,
+		"waves": []any{int64(1), int64(5)}, "soak": "1s", "confirmWithin": "90s", "probation": "5s",
 	}
 	maps.Copy(spec, more)
 	return spec
