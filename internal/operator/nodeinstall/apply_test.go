@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -223,7 +224,8 @@ func (h *host) killedThen(tc transition, next string, nth int) (at string) {
 	if err != nil {
 		h.Errorf("killed before %q, then %s: %+v, %v", at, next, s, err)
 	}
-	if s.Outcome == nodeinstall.TakenBack && strings.Contains(s.Message, "stage unknown") && at != "stage Arm" {
+	isStage := func(stage nodeinstall.Stage) bool { return strings.Contains(s.Message, "stage "+stage.Name+": ") }
+	if s.Outcome == nodeinstall.TakenBack && !slices.ContainsFunc(nodeinstall.Stages(), isStage) {
 		h.Errorf("killed before %q, then %s: message %q", at, next, s.Message)
 	}
 	state := testkit.Value(h.installer().State())(h)

@@ -103,9 +103,10 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 	}
 	if !j.Back {
 		j.Back, j.Why = true, why
-		if last, err := i.Status(); err == nil && last.Attempt == j.Request.Attempt && j.At == "" {
+		if last, err := i.Status(); j.At == "" && err == nil && last.Attempt == j.Request.Attempt {
 			j.At = last.Stage // at which it was killed
 		}
+		j.At = cmp.Or(j.At, "Journal")           // the stage before the first one that writes a status
 		_ = i.writeJSON(stateFile, 0o600, state) // on a full disk it says less, and is taken back all the same
 	}
 	at := State{Installed: b.to}
@@ -123,7 +124,7 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 		_ = errors.Join(i.disarm(ctx), i.armTimer(ctx, j.To.Version, time.Minute)) // called by the timer, it is tried again
 		return s, program.WithHint(err, "correct that, then run pullgatectl node revert; it is tried again in a minute")
 	}
-	s := i.statusOf(j.Request, at, cmp.Or(j.At, stage), TakenBack, i.takenBack(j, b))
+	s := i.statusOf(j.Request, at, j.At, TakenBack, i.takenBack(j, b))
 	if remove {
 		s = i.statusOf(j.Request, at, stage, Removed, "pullgate is taken off this node")
 	}
@@ -135,7 +136,7 @@ func (i Installer) takenBack(j *Change, b *back) string {
 	if b.to != nil {
 		text = "version " + b.to.Version + " is installed, as before"
 	}
-	text = fmt.Sprintf("stage %s: %s; everything was taken back: %s", cmp.Or(j.At, "unknown"), j.Why, text)
+	text = fmt.Sprintf("stage %s: %s; everything was taken back: %s", j.At, j.Why, text)
 	if b.unhealthy != nil {
 		text += "; but the kubelet is not healthy: " + said(b.unhealthy)
 	}
