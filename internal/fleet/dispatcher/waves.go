@@ -169,7 +169,7 @@ func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (start
 			"spec.retry to try them again, or raise spec.failureBudget", failed, budget)
 		return nil
 	}
-	// That is what the time between waves is for. It may pass, so it is no failure; nodes that come later do not wait for it.
+	// That is what the time between waves is for. It may pass, so it is no failure; nodes that come later do not wait.
 	if unwell > 0 && failed+unwell > budget && !s.WavesDone {
 		s.Phase = api.PhaseStopped
 		s.Message = fmt.Sprintf("%d nodes have failed, %d that were changed are not Ready or have another condition since, "+
