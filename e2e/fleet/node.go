@@ -57,7 +57,7 @@ func (n *Node) join(ctx context.Context) (err error) {
 	for _, dir := range []string{n.dir, n.path("containerd"), n.path("kubelet")} {
 		host.Check(os.MkdirAll(dir, 0o755))
 	}
-	host.Check(n.SetMachineID(newMachineID()))
+	host.Check(n.SetMachineID(NewMachineID()))
 	flags := []string{
 		"--bind-ro=" + n.path("machine-id") + ":/etc/machine-id",
 		"--system-call-filter=@keyring bpf", "--capability=CAP_SYSLOG", // of runc, of the kubelet
@@ -110,7 +110,8 @@ func (n *Node) write(path string, content []byte) error {
 	return errors.Join(os.MkdirAll(filepath.Dir(inside), 0o755), os.WriteFile(inside, content, mode))
 }
 
-func newMachineID() string {
+// NewMachineID returns the ID of a machine that does not exist yet.
+func NewMachineID() string {
 	id := make([]byte, 16)
 	_, _ = rand.Read(id) // never fails
 	return hex.EncodeToString(id)

@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -85,18 +86,21 @@ func TestFleet(t *testing.T) {
 	})
 	s.step("no container restarted", func() { s.unchanged(containers) })
 	s.step("upgraded", func() { s.upgraded(); s.unchanged(containers) })
-	s.step("a node leaves the selector", func() {
-		n := s.nodes[2]
-		s.label("", n)
-		s.await(good, "Complete", time.Minute, n)
-		left := func() bool { return s.status(good).Nodes.Selected == 2 && s.condition(n).Reason == "NotInstalled" }
-		if !host.Within(time.Minute, left) {
-			s.explain(n)
-			s.Fatalf("%s is not taken off: %+v, %+v", n.Name, s.status(good), s.condition(n))
-		}
-		s.asBefore(n, was[n], "/var/lib/pullgate")
-		s.unchanged(containers)
+	s.step("Rollouts of nodes that are not as others", func() {
+		s.Run("leaves", func(t *testing.T) {
+			t.Parallel()
+			s.with(t).leaves(s.nodes[2], was[s.nodes[2]])
+		})
+		s.Run("special", func(t *testing.T) {
+			t.Parallel()
+			s.with(t).special(was)
+		})
 	})
+	// Those of the node that was rebooted are others.
+	maps.DeleteFunc(containers, func(name string, _ fleet.Container) bool {
+		return strings.HasPrefix(name, s.nodes[5].Name+"-")
+	})
+	s.step("no container restarted either", func() { s.unchanged(containers) })
 	s.step("a node joins with the startup taint", func() { s.joins(); s.unchanged(containers) })
 	s.step("the dispatcher is killed", func() { s.abandoned(was) })
 	s.step("no call was refused", s.audited)
@@ -142,6 +146,19 @@ func (s *site) upgraded() {
 		s.enforces(n, s.newer)
 		s.noCallFailed(n, began)
 	}
+}
+
+// leaves takes a node out of the selector of a Rollout.
+func (s *site) leaves(n *fleet.Node, was before) {
+	s.Helper()
+	s.label("", n)
+	s.await(good, "Complete", time.Minute, n)
+	left := func() bool { return s.status(good).Nodes.Selected == 2 && s.condition(n).Reason == "NotInstalled" }
+	if !host.Within(time.Minute, left) {
+		s.explain(n)
+		s.Fatalf("%s is not taken off: %+v, %+v", n.Name, s.status(good), s.condition(n))
+	}
+	s.asBefore(n, was, "/var/lib/pullgate")
 }
 
 // joins adds a node with the startup taint. A pod that waits for it does not run before pullgate enforces there.
@@ -201,7 +218,9 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 	s.asBefore(waits, was[waits], "/var/lib/pullgate")
 
 	// An installed node stays what it is, also without the API server and after a reboot; and it can go back by itself.
-	s.must(s.fleet.StopAPI(), installed.Machine.Reboot(s.Context()))
+	s.must(s.fleet.StopAPI())
+	time.Sleep(outage(s))
+	s.must(installed.Machine.Reboot(s.Context()))
 	s.pullgated(installed, s.newer)
 	s.must(s.fleet.StartAPI(s.Context()), installed.Connect(s.Context()), installed.WaitReady(s.Context()))
 	s.enforces(installed, s.newer)
@@ -222,6 +241,15 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 		s.Errorf("the kubelet of %s runs as %s; want as before, %s", last.Name, args, was[last].args)
 	}
 	s.must(last.WaitReady(s.Context()))
+}
+
+// outage is how long the API server is off, beside a reboot.
+func outage(s *site) (d time.Duration) {
+	s.Helper()
+	if text := os.Getenv("PULLGATE_OUTAGE"); text != "" {
+		d = testkit.Value(time.ParseDuration(text))(s)
+	}
+	return d
 }
 
 // pullgated checks that the pullgated of a node runs, in a version, and is what its kubelet uses.

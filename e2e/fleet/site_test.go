@@ -238,7 +238,9 @@ func (s *site) must(errs ...error) {
 type status struct {
 	Phase, Message string
 	Wave           int
-	Nodes          struct{ Selected, Installed, Updating, Failed, Pending, Leaving, Unknown int }
+	Nodes          struct{ Selected, Installed, Updating, Failed, Pending, Leaving, Unknown, SkippedNotReady int }
+	Skipped        []string
+	Conditions     []metav1.Condition
 	Failures       []struct{ Node, Stage, Message, State, Next string }
 }
 

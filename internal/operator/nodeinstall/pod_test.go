@@ -359,21 +359,29 @@ func TestVersionOnTheNodeIsVerifiedByTheKeyOfTheRequest(t *testing.T) {
 	}
 }
 
+// killedIn applies a request, and ends it when a stage begins.
+func (h *host) killedIn(stage string, r nodeinstall.Request) {
+	h.Helper()
+	defer func() {
+		h.hook = nil
+		if recover() == nil {
+			h.Errorf("it does not come to stage %s", stage)
+		}
+	}()
+	h.hook = func(what string) error {
+		if what == "stage "+stage {
+			panic(errKilled)
+		}
+		return nil
+	}
+	_, _ = h.apply(r)
+}
+
 // The switch of a change that is not taken back yet needs the programs of its version.
 func TestAnotherBuildOfAVersionThatIsTakenBack(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.place("v1")
-		h.hook = func(what string) error {
-			if what == "stage Compare" {
-				panic("killed")
-			}
-			return nil
-		}
-		func() {
-			defer func() { _ = recover() }()
-			_, _ = h.apply(request("v1"))
-		}()
-		h.hook = nil
+		h.killedIn("Compare", request("v1"))
 		time.Sleep(time.Hour) // the switch has not worked
 		p := newPod(h, "v1")
 		p.request.Attempt = "again"
@@ -445,17 +453,7 @@ func TestTimerOfAFormerChange(t *testing.T) {
 func TestConfirmationOfAChangeThatIsTakenBack(t *testing.T) {
 	onHost(t, func(h *host) {
 		h.place("v1")
-		h.hook = func(what string) error {
-			if what == "stage Compare" {
-				panic("killed")
-			}
-			return nil
-		}
-		func() {
-			defer func() { _ = recover() }()
-			_, _ = h.apply(request("v1"))
-		}()
-		h.hook = nil
+		h.killedIn("Compare", request("v1"))
 		state := h.read(folder + "/state.json")
 		h.put(folder+"/state.json", strings.Replace(state, `"change": {`, `"change": {"back": true,`, 1))
 		testkit.Must(t, h.installer().Confirm("attempt-v1"))
