@@ -433,10 +433,10 @@ func (s *site) stage(n *fleet.Node) (st nodeStatus) {
 	return st
 }
 
-// reaches waits until an installation is in a stage.
+// reaches waits until an installation that has not ended is in a stage.
 func (s *site) reaches(n *fleet.Node, stage string, limit time.Duration) error {
 	var st nodeStatus
-	if !host.Within(limit, func() bool { st = s.stage(n); return st.Stage == stage }) {
+	if !host.Within(limit, func() bool { st = s.stage(n); return st.Stage == stage && st.Outcome == "" }) {
 		return fmt.Errorf("%s is in stage %+v after %v; want %s", n.Name, st, limit, stage)
 	}
 	return nil
