@@ -198,19 +198,9 @@ func (s *site) token() string {
 	return t.Status.Token
 }
 
-// step runs a part of the test; those after one that failed do not run.
 func (s *site) step(name string, run func()) {
 	s.Helper()
-	outer := s.T
-	if !outer.Run(name, func(t *testing.T) {
-		s.T = t
-		defer func() { s.T = outer }()
-		began := time.Now()
-		run()
-		t.Logf("%v", time.Since(began).Round(time.Millisecond))
-	}) {
-		outer.FailNow()
-	}
+	host.Step(&s.T, name, run)
 }
 
 // labelled returns a selector of the nodes with a value of the label that the tests give them.

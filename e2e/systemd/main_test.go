@@ -119,19 +119,9 @@ func (s *site) must(err error) {
 	testkit.Must(s, err)
 }
 
-// step runs a part of the test; those after one that failed do not run.
 func (s *site) step(name string, run func()) {
 	s.Helper()
-	outer := s.T
-	if !outer.Run(name, func(t *testing.T) {
-		s.T = t
-		defer func() { s.T = outer }()
-		began := time.Now()
-		run()
-		t.Logf("%v", time.Since(began).Round(time.Millisecond))
-	}) {
-		outer.FailNow()
-	}
+	host.Step(&s.T, name, run)
 }
 
 func (s *site) do(program string, args ...string) string {

@@ -158,7 +158,7 @@ func (w *world) owner(n *node, byName map[string]*rollout, conflicts map[*rollou
 	return owner
 }
 
-// rolloutOf returns the Rollout that has begun an attempt, if it still exists and has the same plan.
+// rolloutOf returns the Rollout that has begun an attempt, nil if it is gone. It may have another plan since.
 func (w *world) rolloutOf(a *api.Attempt) *rollout {
 	for _, r := range w.rollouts {
 		if string(r.UID) == a.Rollout {

@@ -147,7 +147,8 @@ func (i Installer) takenBack(j *Change, b *back) string {
 func (i Installer) commit(ctx context.Context, s Status, b *back) (Status, error) {
 	reported := i.report(s)
 	var err error
-	if version := b.change.To.Version; !b.keeps(version) {
+	now := State{Installed: b.to}
+	if version := b.change.To.Version; !now.needs(version) {
 		err = i.remove(path.Join(i.programs(version), "pullgated")) // pullgatectl is the last one: the switch needs it
 	}
 	for _, file := range []string{bootLink, path.Join(units, bootUnit)} {
@@ -165,7 +166,6 @@ func (i Installer) commit(ctx context.Context, s Status, b *back) (Status, error
 	if err != nil {
 		return s, err
 	}
-	now := State{Installed: b.to}
 	err = errors.Join(i.collect(now), i.command(ctx, "systemctl", "daemon-reload"), i.disarm(ctx))
 	if reported != nil { // the disk was full, and has space again
 		err = errors.Join(err, i.report(s))
@@ -184,10 +184,6 @@ type back struct {
 	boot      bool
 	kubelet   string
 	unhealthy error // the kubelet is not healthy although it does not use pullgated
-}
-
-func (b *back) keeps(version string) bool {
-	return b.to != nil && (b.to.Version == version || b.to.Former != nil && b.to.Former.Version == version)
 }
 
 // run goes back in the reverse order of the stages: the kubelet first, because without pullgated it reaches no runtime.
