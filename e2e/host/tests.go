@@ -15,8 +15,8 @@ func AtEnd(tb testing.TB, f func() error) {
 	})
 }
 
-// Step runs a part of a test as a subtest, which *t is meanwhile, and logs how long it took. If it fails, the test ends:
-// those after it do not run.
+// Step runs a part of a test as a subtest, which *t is meanwhile, and logs how long it took. If it fails, the test
+// ends, and no part after it runs.
 func Step(t **testing.T, name string, run func()) {
 	outer := *t
 	outer.Helper()
