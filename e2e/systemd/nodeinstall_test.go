@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/operator/nodeinstall"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -79,9 +80,9 @@ func fleetRequest(attempt, version string) nodeinstall.Request {
 // annotate writes the annotations of the pod, as the kubelet does.
 func (s *site) annotate(r nodeinstall.Request, confirm string) {
 	s.Helper()
-	text := fmt.Sprintf("%s=%q\n", nodeinstall.RequestAnnotation, testkit.Value(json.Marshal(r))(s))
+	text := fmt.Sprintf("%s=%q\n", api.RequestAnnotation, testkit.Value(json.Marshal(r))(s))
 	if confirm != "" {
-		text += fmt.Sprintf("%s=%q\n", nodeinstall.ConfirmAnnotation, confirm)
+		text += fmt.Sprintf("%s=%q\n", api.ConfirmAnnotation, confirm)
 	}
 	s.write(annotations+".new", text)
 	s.must(os.Rename(s.machine.Path(annotations+".new"), s.machine.Path(annotations)))

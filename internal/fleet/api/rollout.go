@@ -74,6 +74,13 @@ type RolloutSpec struct {
 	Purge bool `json:"purge,omitempty"`
 }
 
+// The defaults of a Rollout, which its schema has too, and of a Request.
+const (
+	DefaultInstallFolder = "/opt/pullgate"
+	DefaultConfirmWithin = 2 * time.Minute
+	DefaultProbation     = time.Minute
+)
+
 // A RolloutStatus is what the dispatcher knows of a Rollout. It is also the dispatcher's memory of the waves.
 type RolloutStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -174,26 +181,29 @@ type Action string
 
 // The actions.
 const (
-	ActionInstall  Action = "Install"
-	ActionRemove   Action = "Remove"
-	ActionRollback Action = "Rollback"
+	ActionInstall  Action = "Install"  // a version, also in place of another one
+	ActionRemove   Action = "Remove"   // everything but the records
+	ActionRollback Action = "Rollback" // the version before the installed one
 )
 
-// A Request is what the pod shall do.
+// A Request is one change of a node. Its JSON is the annotation of the installing pod, and a file on the host.
 type Request struct {
-	Attempt       string          `json:"attempt"`
-	Action        Action          `json:"action"`
-	Version       string          `json:"version"`
-	Mode          Mode            `json:"mode,omitempty"`
-	Configuration string          `json:"configuration,omitempty"`
-	MachineID     string          `json:"machineID"`
-	NodeName      string          `json:"nodeName"`
-	ConfirmWithin metav1.Duration `json:"confirmWithin,omitzero"`
-	Probation     metav1.Duration `json:"probation,omitzero"`
-	PublicKey     string          `json:"publicKey,omitempty"`
-	Unsigned      bool            `json:"unsigned,omitempty"`
-	ReplaceKey    bool            `json:"replaceKey,omitempty"`
-	Purge         bool            `json:"purge,omitempty"`
+	Attempt string `json:"attempt"` // names the change; the same one is not run twice
+	Action  Action `json:"action"`
+	Version string `json:"version,omitempty"`
+	Mode    Mode   `json:"mode,omitempty"` // never ModeOff
+	// Configuration is the YAML of pullgated's configuration, without noPullImageSecretRecheck, which Mode decides.
+	Configuration string `json:"configuration,omitempty"`
+	MachineID     string `json:"machineID,omitempty"` // the change is refused on another machine; "" is any
+	NodeName      string `json:"nodeName,omitempty"`  // for messages
+	// Durations as in 90s; "" is the default.
+	ConfirmWithin string `json:"confirmWithin,omitempty"`
+	Probation     string `json:"probation,omitempty"`
+	Settle        string `json:"settle,omitempty"` // how long the kubelet has to stay healthy after its restart
+	PublicKey     string `json:"publicKey,omitempty"`
+	Unsigned      bool   `json:"unsigned,omitempty"`   // signatures are not verified
+	ReplaceKey    bool   `json:"replaceKey,omitempty"` // another key than that of the installed version is accepted
+	Purge         bool   `json:"purge,omitempty"`      // ActionRemove removes the records too
 }
 
 // An Outcome is how an attempt has ended. "" means that it runs.
@@ -203,11 +213,11 @@ type Outcome string
 const (
 	OutcomeInstalled  Outcome = "Installed"
 	OutcomeRemoved    Outcome = "Removed"
-	OutcomeTakenBack  Outcome = "TakenBack"
-	OutcomeFailed     Outcome = "Failed"
-	OutcomeNotStarted Outcome = "NotStarted"
-	OutcomeUnknown    Outcome = "Unknown"   // the node did not say one in time
-	OutcomeAbandoned  Outcome = "Abandoned" // its pod is gone, and the spec has changed since
+	OutcomeTakenBack  Outcome = "TakenBack"  // the node is as before
+	OutcomeFailed     Outcome = "Failed"     // neither: the message says what to do
+	OutcomeNotStarted Outcome = "NotStarted" // nothing was changed
+	OutcomeUnknown    Outcome = "Unknown"    // the node did not say one in time
+	OutcomeAbandoned  Outcome = "Abandoned"  // its pod is gone, and the spec has changed since
 )
 
 // LastWords are the termination message of a pod. They are text of the node: only it is harmed by a lie in them.

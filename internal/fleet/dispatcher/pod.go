@@ -33,12 +33,13 @@ func podName(a *api.Attempt, n *node) string {
 // newPod returns the pod of an attempt, which belongs to the plan of the Rollout.
 func (w *world) newPod(r *rollout, n *node, a *api.Attempt) *corev1.Pod {
 	s := &r.Spec
-	folder := cmp.Or(s.InstallFolder, defaultFolder)
+	folder := cmp.Or(s.InstallFolder, api.DefaultInstallFolder)
 	request, _ := json.Marshal(api.Request{ // plain values
 		Attempt: attemptID(a), Action: a.Action, Version: r.version, Mode: a.Mode, Configuration: s.Configuration,
-		MachineID: a.MachineID, NodeName: n.Name, ConfirmWithin: or(s.ConfirmWithin, defaultConfirmWithin),
-		Probation: or(s.Probation, defaultProbation), PublicKey: s.PublicKey, Unsigned: s.Unsigned,
-		ReplaceKey: s.ReplaceKey, Purge: s.Purge,
+		MachineID: a.MachineID, NodeName: n.Name,
+		ConfirmWithin: or(s.ConfirmWithin, api.DefaultConfirmWithin).String(),
+		Probation:     or(s.Probation, api.DefaultProbation).String(),
+		PublicKey:     s.PublicKey, Unsigned: s.Unsigned, ReplaceKey: s.ReplaceKey, Purge: s.Purge,
 	})
 	ctl := func(args ...string) []string {
 		return append([]string{"/usr/bin/pullgatectl", "node"}, append(args, "--folder", folder)...)

@@ -355,7 +355,7 @@ func (s *sim) play(p *corev1.Pod) {
 		step()
 	case p.Annotations[api.ConfirmAnnotation] == r.Attempt:
 		s.end(p, corev1.PodSucceeded, api.LastWords{Attempt: r.Attempt, Outcome: api.OutcomeInstalled})
-	case s.now.Sub(s.since[p.Name]) > r.ConfirmWithin.Duration:
+	case s.now.Sub(s.since[p.Name]) > testkit.Value(time.ParseDuration(r.ConfirmWithin))(s):
 		s.end(p, corev1.PodFailed, api.LastWords{
 			Attempt: r.Attempt, Stage: "AwaitingConfirmation", Outcome: api.OutcomeTakenBack, Message: "not confirmed",
 		})

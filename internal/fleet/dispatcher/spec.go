@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -19,13 +20,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/pkg/policy"
-)
-
-// The defaults of a Rollout, which the schema has too; tests have Rollouts that no API server has completed.
-const (
-	defaultConfirmWithin = 2 * time.Minute
-	defaultProbation     = time.Minute
-	defaultFolder        = "/opt/pullgate"
 )
 
 // startLimit is how long a pod may take to be started, with the pull of its image.
@@ -143,9 +137,6 @@ func (r *rollout) budget(selected int) int {
 	return share(*r.Spec.FailureBudget, selected, math.Floor)
 }
 
-func or(d metav1.Duration, otherwise time.Duration) metav1.Duration {
-	if d.Duration == 0 {
-		d.Duration = otherwise
-	}
-	return d
+func or(d metav1.Duration, otherwise time.Duration) time.Duration {
+	return cmp.Or(d.Duration, otherwise)
 }

@@ -231,8 +231,7 @@ func (w *world) start(r *rollout, m member, s *api.RolloutStatus) {
 	if !m.leaving && !r.off() {
 		a.Action, a.Version, a.Mode, a.Hash = api.ActionInstall, r.Spec.Version, r.Spec.Mode, r.hash
 	}
-	limit := startLimit + or(r.Spec.ConfirmWithin, defaultConfirmWithin).Duration +
-		or(r.Spec.Probation, defaultProbation).Duration
+	limit := startLimit + or(r.Spec.ConfirmWithin, api.DefaultConfirmWithin) + or(r.Spec.Probation, api.DefaultProbation)
 	a.Deadline = metav1.NewTime(w.now.Add(limit))
 	w.do(changeNode{node: m.node, claim: r.Name, installed: m.installed, attempt: a})
 }

@@ -68,7 +68,7 @@ func (i Installer) report(s Status) error {
 // If ctx ends, Apply leaves the change as it is. The dead-man's switch takes it back unless Apply is called again.
 func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 	refused := func(err error) (Status, error) {
-		return r.ended("Check", NotStarted, message("Check", err, "nothing was changed")), err
+		return ended(r, "Check", NotStarted, message("Check", err, "nothing was changed")), err
 	}
 	waiting, cancel := context.WithTimeout(ctx, lockWithin)
 	defer cancel()
@@ -107,7 +107,7 @@ func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 	if r.Action == Remove {
 		return i.removeAll(ctx, state, r)
 	}
-	c := &change{Installer: i, state: state, req: r, to: r.release()}
+	c := &change{Installer: i, state: state, req: r, to: releaseOf(r)}
 	if j := state.Change; j != nil {
 		c.req, c.to = j.Request, j.To
 	} else if r.Action == Rollback {
@@ -206,7 +206,7 @@ func (c *change) status(stage string, o Outcome, text string) Status {
 }
 
 // ended returns a status, which names the node if the outcome is not good.
-func (r Request) ended(stage string, o Outcome, text string) Status {
+func ended(r Request, stage string, o Outcome, text string) Status {
 	s := Status{Attempt: r.Attempt, Stage: stage, Outcome: o, Message: text, Version: r.Version}
 	if r.NodeName != "" && o != "" && !s.Good() {
 		s.Message = "node " + safetext.Line(r.NodeName, maxName) + ": " + text
@@ -215,7 +215,7 @@ func (r Request) ended(stage string, o Outcome, text string) Status {
 }
 
 func (i Installer) statusOf(r Request, s State, stage string, o Outcome, text string) Status {
-	st := r.ended(stage, o, text)
+	st := ended(r, stage, o, text)
 	switch {
 	case o == "" || o == NotStarted:
 	case s.Installed == nil:
@@ -312,7 +312,7 @@ func (i Installer) Plan(r Request) ([]string, error) {
 	if j := state.Change; j != nil {
 		return append(lines, "Attempt "+j.Request.Attempt+" is in progress."), nil
 	}
-	to := r.release()
+	to := releaseOf(r)
 	switch {
 	case r.Action == Remove && state.Installed == nil:
 		return append(lines, "Nothing to do."), nil

@@ -320,7 +320,7 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 		return i.resolve(ctx, state, "", false)
 	}
 	if err := i.sameMachine(r.MachineID); err != nil {
-		return r.ended("Check", NotStarted, message("Check", err, "nothing was removed")), err
+		return ended(r, "Check", NotStarted, message("Check", err, "nothing was removed")), err
 	}
 	was := state.Installed
 	if was == nil {
@@ -328,7 +328,7 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 		return s, errors.Join(i.collect(state), i.report(s))
 	}
 	j := &Change{
-		Request: r, To: was.Release, Deadline: i.now().Add(r.confirmWithin()), Back: true, Folders: was.Folders,
+		Request: r, To: was.Release, Deadline: i.now().Add(confirmWithin(r)), Back: true, Folders: was.Folders,
 		Original: was.Original,
 	}
 	for _, f := range was.Files {
@@ -358,5 +358,5 @@ func (i Installer) armRemoval(ctx context.Context, j *Change) error {
 			return err
 		}
 	}
-	return i.armTimer(ctx, j.To.Version, j.Request.confirmWithin())
+	return i.armTimer(ctx, j.To.Version, confirmWithin(j.Request))
 }

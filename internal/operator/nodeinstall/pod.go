@@ -15,16 +15,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/release"
-)
-
-// The annotations of the installing pod.
-const (
-	RequestAnnotation = "fleet.pullgate.dev/request"
-	ConfirmAnnotation = "fleet.pullgate.dev/confirm" // an attempt
 )
 
 // A Pod is the part of an installation that runs in a pod on the node: it places the programs, lets systemd of the host
@@ -59,7 +54,7 @@ func (p Pod) Run(ctx context.Context) (Status, error) {
 	}
 	command, err := p.prepare(state, r)
 	if err = errors.Join(stateErr, err); err != nil {
-		return r.ended("Place", NotStarted, message("Place", err, "nothing was changed")), err
+		return ended(r, "Place", NotStarted, message("Place", err, "nothing was changed")), err
 	}
 	if command == nil {
 		return Status{Attempt: r.Attempt, Stage: "Remove", Outcome: Removed, Message: "nothing was installed"}, nil
@@ -73,10 +68,10 @@ func (p Pod) request() (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	text, ok := all[RequestAnnotation]
+	text, ok := all[api.RequestAnnotation]
 	if !ok {
 		return Request{}, program.Hintf("pullgate-dispatcher makes this pod", "the pod has no annotation %s",
-			RequestAnnotation)
+			api.RequestAnnotation)
 	}
 	return ParseRequest([]byte(text))
 }
@@ -239,7 +234,7 @@ func sum(file string) (hash [sha256.Size]byte, err error) {
 
 // follow starts the change on the host, and again if it was killed, until it has ended.
 func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.confirmWithin()+r.probation()+more)
+	ctx, cancel := context.WithTimeout(ctx, confirmWithin(r)+probation(r)+more)
 	defer cancel()
 	started, shown, failed := 0, "", error(nil)
 	tick := time.NewTicker(pollEvery)
@@ -255,7 +250,7 @@ func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, e
 			shown = s.Stage + s.Message
 			p.progress("%s: %s", s.Stage, safetext.Line(s.Message, maxMessage))
 		}
-		if all, err := p.annotations(); err == nil && all[ConfirmAnnotation] == r.Attempt && s.Reached(r.Attempt) &&
+		if all, err := p.annotations(); err == nil && all[api.ConfirmAnnotation] == r.Attempt && s.Reached(r.Attempt) &&
 			!p.exists(p.file("confirm-"+r.Attempt)) && state.Change != nil && !state.Change.Back {
 			failed = p.Confirm(r.Attempt)
 		}
@@ -297,7 +292,7 @@ func (p Pod) gaveUp(r Request, s Status, err error) (Status, error) {
 	}
 	text := message(s.Stage, err, "an unconfirmed change is taken back by the node itself; on the node, "+
 		"journalctl -u pullgate-install has details, and "+p.file(versions, r.Version, "pullgatectl")+" node revert")
-	return r.ended(s.Stage, Failed, text), err
+	return ended(r, s.Stage, Failed, text), err
 }
 
 // LastWords writes a status to where Kubernetes takes the message of a container from: at most 4 KiB.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/operator/nodeinstall"
 	"github.com/pullgate/pullgate/internal/operator/release"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -42,7 +43,7 @@ func newPod(h *host, version string) *pod {
 
 func (p *pod) annotate(more string) {
 	p.Helper()
-	text := fmt.Sprintf("%s=%q\n%s", nodeinstall.RequestAnnotation, testkit.Value(json.Marshal(p.request))(p), more)
+	text := fmt.Sprintf("%s=%q\n%s", api.RequestAnnotation, testkit.Value(json.Marshal(p.request))(p), more)
 	p.put("/podinfo", "kubernetes.io/config.source=\"api\"\n"+text)
 }
 
@@ -85,7 +86,7 @@ func (p *pod) start(_ context.Context, unit, _ string, command ...string) error 
 	}
 	p.reached = func() {
 		if p.confirms {
-			p.annotate(fmt.Sprintf("%s=%q\n", nodeinstall.ConfirmAnnotation, r.Attempt))
+			p.annotate(fmt.Sprintf("%s=%q\n", api.ConfirmAnnotation, r.Attempt))
 		}
 	}
 	done := make(chan struct{})

@@ -14,55 +14,50 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// An Action is what a request asks for.
-type Action string
+// These are types of the API group, which pullgate-dispatcher has too.
+type (
+	// An Action is what a request asks for.
+	Action = api.Action
+	// A Mode says whether verdicts are enforced.
+	Mode = api.Mode
+	// An Outcome is how an attempt ended.
+	Outcome = api.Outcome
+	// A Request is one change of a node.
+	Request = api.Request
+)
 
 // The actions.
 const (
-	Install  Action = "Install"  // a version, also in place of another one
-	Rollback Action = "Rollback" // the version before the installed one
-	Remove   Action = "Remove"   // everything but the records
+	Install  = api.ActionInstall
+	Rollback = api.ActionRollback
+	Remove   = api.ActionRemove
 )
 
-// A Mode says whether verdicts are enforced.
-type Mode string
-
-// The modes. The zero value is not valid.
+// The modes of a request.
 const (
-	Shadow  Mode = "Shadow"  // verdicts are recorded and deny nothing
-	Enforce Mode = "Enforce" // a missing proof denies
+	Shadow  = api.ModeShadow
+	Enforce = api.ModeEnforce
 )
 
-// A Request is one change of a node. Its JSON is the annotation of the installing pod, and a file on the host.
-type Request struct {
-	Attempt string `json:"attempt"` // names the change; the same one is not run twice
-	Action  Action `json:"action"`
-	Version string `json:"version,omitempty"`
-	Mode    Mode   `json:"mode,omitempty"`
-	// Configuration is the YAML of pullgated's configuration, without noPullImageSecretRecheck, which Mode decides.
-	Configuration string `json:"configuration,omitempty"`
-	MachineID     string `json:"machineID,omitempty"` // the change is refused on another machine; "" is any
-	NodeName      string `json:"nodeName,omitempty"`  // for messages
-	ConfirmWithin string `json:"confirmWithin,omitempty"`
-	Probation     string `json:"probation,omitempty"`
-	Settle        string `json:"settle,omitempty"` // how long the kubelet has to stay healthy after its restart
-	PublicKey     string `json:"publicKey,omitempty"`
-	Unsigned      bool   `json:"unsigned,omitempty"`   // signatures are not verified
-	ReplaceKey    bool   `json:"replaceKey,omitempty"` // another key than that of the installed version is accepted
-	Purge         bool   `json:"purge,omitempty"`      // Remove removes the records too
-}
-
-// Defaults and bounds of a request.
+// The outcomes. The zero value means that an attempt has not ended.
 const (
-	defaultConfirmWithin = 2 * time.Minute
-	leastConfirmWithin   = 30 * time.Second
-	mostConfirmWithin    = time.Hour
-	defaultProbation     = time.Minute
-	maxRequest           = 1 << 20
+	Installed  = api.OutcomeInstalled
+	Removed    = api.OutcomeRemoved
+	TakenBack  = api.OutcomeTakenBack
+	Failed     = api.OutcomeFailed
+	NotStarted = api.OutcomeNotStarted
+)
+
+// Bounds of a request.
+const (
+	leastConfirmWithin = 30 * time.Second
+	mostConfirmWithin  = time.Hour
+	maxRequest         = 1 << 20
 )
 
 // The names become those of files and folders.
@@ -85,7 +80,7 @@ func ParseRequest(text []byte) (Request, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return Request{}, errors.New("request: text after its end")
 	}
-	if err := r.check(); err != nil {
+	if err := check(r); err != nil {
 		return Request{}, fmt.Errorf("request: %w", err)
 	}
 	return r, nil
@@ -105,7 +100,7 @@ func LoadRequest(path string) (Request, error) {
 	return ParseRequest(text)
 }
 
-func (r Request) check() error {
+func check(r Request) error {
 	var all []error
 	add := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
 	if !nameOfAttempt.MatchString(r.Attempt) {
@@ -129,7 +124,7 @@ func (r Request) check() error {
 	}
 	switch r.Action {
 	case Install:
-		all = append(all, r.checkInstall())
+		all = append(all, checkInstall(r))
 	case Rollback, Remove:
 	default:
 		add("action %q: Install, Rollback or Remove", r.Action)
@@ -137,7 +132,7 @@ func (r Request) check() error {
 	return errors.Join(all...)
 }
 
-func (r Request) checkInstall() error {
+func checkInstall(r Request) error {
 	var all []error
 	if !nameOfVersion.MatchString(r.Version) || strings.Contains(r.Version, "..") {
 		all = append(all, fmt.Errorf("version %q: letters, digits, '.', '_', '+' and '-', at most 100", r.Version))
@@ -145,7 +140,7 @@ func (r Request) checkInstall() error {
 	if r.Mode != Shadow && r.Mode != Enforce {
 		all = append(all, fmt.Errorf("mode %q: Shadow or Enforce", r.Mode))
 	}
-	if _, err := r.release().file(Shadow, ""); err != nil {
+	if _, err := releaseOf(r).file(Shadow, ""); err != nil {
 		all = append(all, err)
 	}
 	switch {
@@ -157,7 +152,7 @@ func (r Request) checkInstall() error {
 	return errors.Join(all...)
 }
 
-func (r Request) release() Release {
+func releaseOf(r Request) Release {
 	return Release{Version: r.Version, Mode: r.Mode, Configuration: r.Configuration, PublicKey: r.PublicKey}
 }
 
@@ -169,10 +164,11 @@ func orDefault(text string, byDefault time.Duration) time.Duration {
 	return byDefault
 }
 
-func (r Request) confirmWithin() time.Duration {
-	return orDefault(r.ConfirmWithin, defaultConfirmWithin)
+func confirmWithin(r Request) time.Duration {
+	return orDefault(r.ConfirmWithin, api.DefaultConfirmWithin)
 }
-func (r Request) probation() time.Duration { return orDefault(r.Probation, defaultProbation) }
+
+func probation(r Request) time.Duration { return orDefault(r.Probation, api.DefaultProbation) }
 
 // A Release is a version with what it was installed with.
 type Release struct {

@@ -131,7 +131,7 @@ func (c *change) journal(ctx context.Context) error {
 	if c.journaled() {
 		return nil
 	}
-	j := &Change{Request: c.req, To: c.to, Deadline: c.now().Add(c.req.confirmWithin())}
+	j := &Change{Request: c.req, To: c.to, Deadline: c.now().Add(confirmWithin(c.req))}
 	// What is left of an attempt with the same name that never began, and a timer that a former change could not stop.
 	if err := errors.Join(c.remove(c.file("confirm-"+c.req.Attempt)), c.remove(configuration+before),
 		c.disarm(ctx)); err != nil {
@@ -338,7 +338,7 @@ func (c *change) await(ctx context.Context) error {
 }
 
 func (c *change) probation(ctx context.Context) error {
-	end := c.now().Add(c.req.probation())
+	end := c.now().Add(probation(c.req))
 	return c.watch(ctx, func() bool { return !c.now().Before(end) })
 }
 

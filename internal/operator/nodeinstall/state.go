@@ -14,13 +14,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 )
 
 // DefaultFolder is where versions and state are, unless a request's pod says otherwise.
-const DefaultFolder = "/opt/pullgate"
+const DefaultFolder = api.DefaultInstallFolder
 
 // Files in the folder.
 const (
@@ -88,18 +89,6 @@ type replaced struct {
 	Path    string `json:"path"`
 	Existed bool   `json:"existed,omitempty"`
 }
-
-// An Outcome is how an attempt ended.
-type Outcome string
-
-// The outcomes. The zero value means that it has not ended.
-const (
-	Installed  Outcome = "Installed"
-	Removed    Outcome = "Removed"
-	TakenBack  Outcome = "TakenBack"  // the node is as before
-	Failed     Outcome = "Failed"     // neither: the message says what to do
-	NotStarted Outcome = "NotStarted" // nothing was changed
-)
 
 // A Status is what an attempt is about. Its JSON is status.json, and the last words of the pod.
 type Status struct {
