@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -25,6 +26,10 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/release"
 )
+
+// ServiceAccounts is a flag of Start for clusters with a controller that makes the service accounts that pods have
+// unless they name one. Without it, pods have none.
+const ServiceAccounts = "--enable-admission-plugins=ServiceAccount"
 
 // A Cluster is an etcd and an API server that knows an administrator, nodes by tokens, and holders of certificates.
 type Cluster struct {
@@ -114,10 +119,13 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
 		"--cert-dir", c.path("certificates"), "--token-auth-file", c.path("tokens.csv"),
 		"--client-ca-file", c.path("clients.pem"), "--authorization-mode=Node,RBAC",
-		"--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
+		"--enable-admission-plugins=NodeRestriction",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file", c.path("accounts.key"), "--service-account-signing-key-file", c.path("accounts.key"),
 		"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged", "--watch-cache=true", "--v=1",
+	}
+	if !slices.Contains(c.flags, ServiceAccounts) {
+		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	c.api, err = host.Start(ctx, "kube-apiserver", c.path("kube-apiserver.log"), func() error {
 		_, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
@@ -128,6 +136,9 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 
 // StopAPI stops the API server. Kubelets continue without it.
 func (c *Cluster) StopAPI() error { return c.api.Kill() }
+
+// Authority is the file with the certificate of the API server's authority.
+func (c *Cluster) Authority() string { return c.path("certificates", "apiserver.crt") }
 
 // Release is the release of Kubernetes, such as "1.34".
 func (c *Cluster) Release() string { return c.release }

@@ -3,14 +3,18 @@
 // plane is that of e2e/cluster.
 //
 // A machine has no network but its own loopback interface. There it reaches the API server and the registry by the
-// addresses that they have on the host; the tests can cut it off from both. Pods have no network but their loopback.
+// addresses that they have on the host; the tests can cut it off from both. Its pods have a network with it, where they
+// reach the API server by the address of its Service. The API server reaches them through a proxy.
 package fleet
 
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -36,12 +40,14 @@ type Fleet struct {
 	// Registry is reached by the nodes under the same name.
 	Registry *node.Registry
 
-	base     *node.Node // whose folder, cgroup and registries the fleet uses
-	programs string     // the folder of the kubelet
-	pause    string     // the image of sandboxes
-	nodes    []*Node
+	base        *node.Node // whose folder, cgroup and registries the fleet uses
+	programs    string     // the folder of the kubelet
+	pause       string     // the image of sandboxes
+	controllers []*host.Process
+	egress      *http.Server
 
-	scheduler *host.Process // nil until StartScheduler
+	mu    sync.Mutex // guards nodes, which egress reads
+	nodes []*Node
 }
 
 // Start starts a fleet without nodes. Close ends and removes all of it.
@@ -58,12 +64,36 @@ func Start(ctx context.Context) (f *Fleet, err error) {
 	f.Registry = f.base.Public
 	f.pause = host.Must(f.Push(ctx, "pause:1")).Name
 	policy := f.path("audit.yaml")
-	host.Check(os.WriteFile(policy, []byte(audited), 0o600))
+	host.Check(os.WriteFile(policy, []byte(audited), 0o600), f.serveEgress())
 	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), Kubernetes, "no-node",
 		"--audit-policy-file", policy, "--audit-log-path", f.AuditLog(),
-		// It taints new nodes as not ready, and a controller manager would remove that.
+		cluster.ServiceAccounts,
+		// A webhook's Service is one of its endpoints, without a network of Services.
+		"--egress-selector-config-file", f.path("egress.yaml"), "--enable-aggregator-routing",
+		// It taints new nodes as not ready, and the controller of nodes, which does not run, would remove that.
 		"--disable-admission-plugins=TaintNodesByCondition"))
+	f.startController(ctx, "kube-scheduler")
+	f.startController(ctx, "kube-controller-manager", "--root-ca-file", f.Authority(), "--controllers",
+		strings.Join(controllers(), ","))
 	return f, nil
+}
+
+// controllers are what makes pods of Deployments, what a pod has to find in its namespace, and what finds the pods of a
+// Service. What judges nodes is not among them: nodes are broken on purpose.
+func controllers() []string {
+	return []string{
+		"deployment-controller", "replicaset-controller", "serviceaccount-controller",
+		"root-ca-certificate-publisher-controller", "endpointslice-controller", "disruption-controller",
+		"garbage-collector-controller",
+	}
+}
+
+func (f *Fleet) startController(ctx context.Context, program string, args ...string) {
+	kubeconfig := f.path(program + ".conf")
+	host.Check(os.WriteFile(kubeconfig, f.Kubeconfig("token: "+cluster.Administrator), 0o600))
+	args = append(args, "--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0")
+	f.controllers = append(f.controllers, host.Must(host.Start(ctx, program, f.path(program+".log"), nil,
+		host.Must(release.Component(ctx, Kubernetes, program)), args...)))
 }
 
 // Push pushes an image to the registry whose containers do nothing, and end at once when they are told to: otherwise
@@ -80,17 +110,6 @@ func (f *Fleet) path(parts ...string) string {
 	return filepath.Join(append([]string{f.base.Dir}, parts...)...)
 }
 
-// StartScheduler starts kube-scheduler. Without it pods have to name their node.
-func (f *Fleet) StartScheduler(ctx context.Context) (err error) {
-	defer host.Catch(&err)
-	program := host.Must(release.Scheduler(ctx, Kubernetes))
-	kubeconfig := f.path("scheduler.conf")
-	host.Check(os.WriteFile(kubeconfig, f.Kubeconfig("token: "+cluster.Administrator), 0o600))
-	f.scheduler, err = host.Start(ctx, "kube-scheduler", f.path("scheduler.log"), nil, program,
-		"--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0")
-	return err
-}
-
 // Join makes nodes that join the cluster, all at once, and returns them when they are Ready.
 func (f *Fleet) Join(ctx context.Context, names ...string) ([]*Node, error) {
 	return f.JoinWithTaint(ctx, "", names...)
@@ -103,7 +122,9 @@ func (f *Fleet) JoinWithTaint(ctx context.Context, key string, names ...string) 
 	for i, name := range names {
 		added[i] = &Node{Name: name, fleet: f, dir: f.path(name), taint: key, number: len(f.nodes) + i}
 	}
+	f.mu.Lock()
 	f.nodes = append(f.nodes, added...)
+	f.mu.Unlock()
 	var all errgroup.Group
 	for _, n := range added {
 		all.Go(func() error { return n.join(ctx) })
@@ -117,9 +138,15 @@ func (f *Fleet) Close() error {
 	for _, n := range f.nodes {
 		all.Go(n.Leave)
 	}
-	err := errors.Join(all.Wait(), f.scheduler.Kill())
+	err := all.Wait()
+	for _, c := range f.controllers {
+		err = errors.Join(err, c.Kill())
+	}
 	if f.Cluster != nil {
 		err = errors.Join(err, f.Cluster.Close())
+	}
+	if f.egress != nil {
+		err = errors.Join(err, f.egress.Close())
 	}
 	if f.base != nil {
 		err = errors.Join(err, f.base.Close())

@@ -43,15 +43,20 @@ func (p *line) pass(from net.Conn) {
 	}
 	p.open[from], p.open[to] = true, true
 	p.mu.Unlock()
-	end := func() { _, _ = from.Close(), to.Close() }
-	var both sync.WaitGroup
-	both.Go(func() { _, _ = io.Copy(to, from); end() })
-	both.Go(func() { _, _ = io.Copy(from, to); end() })
-	both.Wait()
+	join(from, to)
 	p.mu.Lock()
 	delete(p.open, from)
 	delete(p.open, to)
 	p.mu.Unlock()
+}
+
+// join passes on what two connections send each other, until one of them ends; then it ends both.
+func join(a, b net.Conn) {
+	end := func() { _, _ = a.Close(), b.Close() }
+	var both sync.WaitGroup
+	both.Go(func() { _, _ = io.Copy(b, a); end() })
+	both.Go(func() { _, _ = io.Copy(a, b); end() })
+	both.Wait()
 }
 
 func (p *line) close() {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,7 +41,7 @@ type Node struct {
 	dir    string
 	taint  string
 	number int
-	lines  []*line // to the API server, and to the registry
+	lines  []*line // to the API server, by both of its addresses, and to the registry
 }
 
 func (n *Node) path(parts ...string) string {
@@ -62,7 +63,9 @@ func (n *Node) join(ctx context.Context) (err error) {
 		"--bind-ro=" + n.path("machine-id") + ":/etc/machine-id",
 		"--system-call-filter=@keyring bpf", "--capability=CAP_SYSLOG", // of runc, of the kubelet
 		"--bind-ro=" + filepath.Join(n.fleet.programs, "kubelet") + ":/usr/bin/kubelet",
-		"--bind-ro=/usr/lib/cni/loopback:/opt/cni/bin/loopback",
+	}
+	for _, plugin := range []string{"loopback", "ptp", "host-local"} {
+		flags = append(flags, "--bind-ro=/usr/lib/cni/"+plugin+":/opt/cni/bin/"+plugin)
 	}
 	for _, program := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc"} {
 		flags = append(flags, "--bind-ro="+host.Must(exec.LookPath(program))+":/usr/bin/"+program)
@@ -81,7 +84,7 @@ func (n *Node) join(ctx context.Context) (err error) {
 func (n *Node) place() (err error) {
 	defer host.Catch(&err)
 	const certificate = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-	values := map[string]any{"Name": n.Name, "Address": n.address(), "Pause": n.fleet.pause, "Taint": n.taint}
+	values := map[string]any{"Name": n.Name, "Address": n.address(), "Pods": n.pods(), "Pause": n.fleet.pause, "Taint": n.taint}
 	err = fs.WalkDir(files, "files", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -127,19 +130,28 @@ func (n *Node) address() string {
 	return fmt.Sprintf("192.0.2.%d", 10+n.number)
 }
 
-// Connect gives the machine its address, and connects it to API server and registry. A reboot ends both.
+// pods is what the IP addresses of the node's pods begin with.
+func (n *Node) pods() string { return fmt.Sprintf("10.244.%d.", n.number) }
+
+// kubernetes is the IP address of the Service of the API server.
+const kubernetes = "10.96.0.1"
+
+// Connect gives the machine its addresses, and connects it to API server and registry. A reboot ends both.
 func (n *Node) Connect(ctx context.Context) (err error) {
 	defer host.Catch(&err)
 	n.Cut()
-	host.Must(host.Run(ctx, "nsenter", fmt.Sprintf("--net=%s", n.Path("/proc/1/ns/net")),
-		"ip", "address", "replace", n.address()+"/32", "dev", "lo"))
-	for _, target := range []string{strings.TrimPrefix(n.fleet.Config("").Host, "https://"), n.fleet.Registry.Host()} {
-		n.lines = append(n.lines, open(host.Must(n.Listen(ctx, target)), target))
+	for _, address := range []string{n.address(), kubernetes} {
+		host.Must(host.Run(ctx, "nsenter", fmt.Sprintf("--net=%s", n.Path("/proc/1/ns/net")),
+			"ip", "address", "replace", address+"/32", "dev", "lo"))
+	}
+	api, registry := strings.TrimPrefix(n.fleet.Config("").Host, "https://"), n.fleet.Registry.Host()
+	for address, target := range map[string]string{api: api, kubernetes + ":443": api, registry: registry} {
+		n.lines = append(n.lines, open(host.Must(n.Listen(ctx, address)), target))
 	}
 	return nil
 }
 
-// Cut cuts the machine off from API server and registry: connections end, and new ones are refused.
+// Cut cuts the machine and its pods off from API server and registry: connections end, and new ones are refused.
 func (n *Node) Cut() {
 	for _, l := range n.lines {
 		l.close()
@@ -185,10 +197,10 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	return nil
 }
 
-// Metrics returns the page of metrics on a port of the machine's loopback address.
-func (n *Node) Metrics(ctx context.Context, port int) (string, error) {
-	return n.Run(ctx, "/bin/bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/127.0.0.1/%d; "+
-		"printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3", port))
+// Get returns the content of a URL, as the machine sees it.
+func (n *Node) Get(url string) (string, error) {
+	transport := &http.Transport{DialContext: n.Dial, DisableKeepAlives: true}
+	return host.GetBy(&http.Client{Transport: transport, Timeout: 10 * time.Second}, url)
 }
 
 // Journal returns the messages of some units since a time.

@@ -51,7 +51,7 @@ func TestFleet(t *testing.T) {
 		}
 		containers = testkit.Value(s.fleet.Containers(s.Context(), apps))(s)
 		s.waitForNewer()
-		s.dispatch()
+		s.deployed(dispatcher, 9473)
 	})
 	s.step("waves", func() {
 		s.Run("good", func(t *testing.T) {
@@ -95,6 +95,10 @@ func TestFleet(t *testing.T) {
 			t.Parallel()
 			s.with(t).special(was)
 		})
+		s.Run("webhook", func(t *testing.T) {
+			t.Parallel()
+			s.with(t).webhook()
+		})
 	})
 	// Those of the node that was rebooted are others.
 	maps.DeleteFunc(containers, func(name string, _ fleet.Container) bool {
@@ -102,7 +106,7 @@ func TestFleet(t *testing.T) {
 	})
 	s.step("no container restarted either", func() { s.unchanged(containers) })
 	s.step("a node joins with the startup taint", func() { s.joins(); s.unchanged(containers) })
-	s.step("the dispatcher is killed", func() { s.abandoned(was) })
+	s.step("the dispatchers are gone", func() { s.abandoned(was) })
 	s.step("no call was refused", s.audited)
 }
 
@@ -167,8 +171,7 @@ func (s *site) joins() {
 	const name, taint = "late-1", "fleet.pullgate.dev/not-ready"
 	// Its place is needed: six machines are what two cores run.
 	left := s.nodes[5]
-	s.must(left.Leave(), s.fleet.Client.CoreV1().Nodes().Delete(s.Context(), left.Name, metav1.DeleteOptions{}),
-		s.fleet.StartScheduler(s.Context()))
+	s.must(left.Leave(), s.fleet.Client.CoreV1().Nodes().Delete(s.Context(), left.Name, metav1.DeleteOptions{}))
 	s.patch(good, map[string]any{"startupTaint": true})
 	app := s.fleet.Registry.Host() + "/app:1"
 	first := fleet.Pod("", "first", app)
@@ -199,7 +202,7 @@ func (s *site) joins() {
 	}
 }
 
-// abandoned kills the dispatcher while two nodes change. Both take that back, one of them at a boot.
+// abandoned removes both dispatchers while two nodes change. Both take that back, one of them at a boot.
 func (s *site) abandoned(was map[*fleet.Node]before) {
 	s.Helper()
 	const name = "abandoned"
@@ -208,7 +211,8 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 	s.create(name, s.spec(s.older, map[string]any{
 		"nodeSelector": labelled(name), "waves": []any{int64(2)}, "confirmWithin": "30s",
 	}))
-	s.must(s.reaches(waits, "Enable", time.Minute), s.reaches(reboots, "Enable", time.Minute), s.dispatcher.Kill())
+	s.must(s.reaches(waits, "Enable", time.Minute), s.reaches(reboots, "Enable", time.Minute))
+	s.scaleToNone()
 	s.must(reboots.Reboot(s.Context()))
 	if st := s.stage(reboots); st.Outcome != "TakenBack" {
 		s.Errorf("%s has booted, and is in %+v; want it taken back before the kubelet starts", reboots.Name, st)
@@ -257,7 +261,7 @@ func (s *site) pullgated(n *fleet.Node, b build) {
 	s.Helper()
 	page := ""
 	runs := func() bool {
-		page, _ = n.Metrics(s.Context(), 9471) // refused until it listens
+		page, _ = n.Get("http://127.0.0.1:9471/metrics") // refused until it listens
 		return strings.Contains(page, `version="`+b.version+`"`) && strings.Contains(page, "\npullgate_")
 	}
 	if !host.Within(time.Minute, runs) {
@@ -394,28 +398,24 @@ func (s *site) unchanged(was map[string]fleet.Container) {
 	}
 }
 
-var (
-	changing  = regexp.MustCompile(`(?m)^I\d{4} (\S+) .*"Changing a node" node="([^"]+)" rollout="good"`)
-	confirmed = regexp.MustCompile(`(?m)^I\d{4} (\S+) .*"Confirmed a node" node="([^"]+)"`)
-)
-
 // confirmations logs how long it took from the creation of the pods until the nodes were confirmed.
 func (s *site) confirmations() {
 	s.Helper()
-	log, began := s.dispatcher.Log(), map[string]time.Time{}
-	at := func(text string) time.Time { return testkit.Value(time.Parse("15:04:05", text))(s) }
-	for _, m := range changing.FindAllStringSubmatch(log, -1) {
-		began[m[2]] = at(m[1])
+	log, began := s.dispatched(), map[string]time.Time{}
+	for _, e := range log {
+		if e.Msg == "Changing a node" && e.Rollout == good {
+			began[e.Node] = e.at()
+		}
 	}
 	if len(began) < 3 {
-		s.Errorf("the dispatcher has begun with %d nodes:\n%s", len(began), log)
+		s.Errorf("the dispatcher has begun with %d nodes: %+v", len(began), log)
 	}
-	for _, m := range confirmed.FindAllStringSubmatch(log, -1) {
-		if since, ok := began[m[2]]; ok {
-			took := at(m[1]).Sub(since)
-			s.Logf("%s was confirmed after %v", m[2], took.Round(time.Millisecond))
+	for _, e := range log {
+		if since, ok := began[e.Node]; ok && e.Msg == "Confirmed a node" {
+			took := e.at().Sub(since)
+			s.Logf("%s was confirmed after %v", e.Node, took.Round(time.Millisecond))
 			if took > time.Minute { // on two idle cores it is half of that
-				s.Errorf("%s was confirmed after %v", m[2], took)
+				s.Errorf("%s was confirmed after %v", e.Node, took)
 			}
 		}
 	}

@@ -1,5 +1,5 @@
-// Package fleet_test installs pullgate by Rollouts on nodes with systemd, containerd and kubelet: pullgate-dispatcher
-// runs with the rights that the Helm chart gives it, and its pods on the nodes.
+// Package fleet_test installs pullgate by Rollouts on nodes with systemd, containerd and kubelet: the pods of the Helm
+// chart run on some of them, and those that pullgate-dispatcher makes on all.
 package fleet_test
 
 import (
@@ -20,7 +20,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"golang.org/x/sync/errgroup"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,11 +32,10 @@ import (
 	"github.com/pullgate/pullgate/e2e/fleet"
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
-	"github.com/pullgate/pullgate/e2e/release"
 )
 
 const (
-	namespace = "pullgate" // of the dispatcher
+	namespace = "pullgate" // of the chart
 	apps      = "apps"     // of the pods
 
 	groupLabel = "test.pullgate.dev/group"
@@ -50,23 +48,21 @@ type build struct{ version, image string }
 
 type site struct {
 	*testing.T
-	outer      *testing.T // of all steps
-	fleet      *fleet.Fleet
-	nodes      []*fleet.Node
-	dir        string
-	older      build
-	newer      build  // the same, which can be made to fail; known after waitForNewer
-	signer     string // the file of the key of both
-	publicKey  string // of the signer
-	dispatcher *host.Process
-	rollouts   dynamic.ResourceInterface
+	fleet     *fleet.Fleet
+	nodes     []*fleet.Node
+	dir       string
+	older     build
+	newer     build  // the same, which can be made to fail; known after waitForNewer
+	signer    string // the file of the key of both
+	publicKey string // of the signer
+	rollouts  dynamic.ResourceInterface
 
 	waitForNewer func()
 }
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	s := &site{T: t, outer: t, dir: t.TempDir()}
+	s := &site{T: t, dir: t.TempDir()}
 	var building errgroup.Group // meanwhile, since it takes longest
 	programs := ""
 	building.Go(func() (err error) {
@@ -156,46 +152,6 @@ func (s *site) build(programs string) build {
 	image := testkit.Value(index.ImageIndex(inner))(s)
 	testkit.Must(s, remote.WriteIndex(testkit.Value(name.ParseReference(b.image, name.Insecure))(s), image))
 	return b
-}
-
-// chart installs the Helm chart.
-func (s *site) chart() {
-	s.Helper()
-	helm := testkit.Value(release.Helm(s.Context(), "3"))(s)
-	kubeconfig := filepath.Join(s.dir, "admin")
-	s.must(os.WriteFile(kubeconfig, s.fleet.Kubeconfig("token: "+cluster.Administrator), 0o600))
-	chart := testkit.Value(host.Upward("docs/helm/pullgate"))(s)
-	repository, tag, _ := cutLast(s.older.image, ":")
-	testkit.Value(host.Run(s.Context(), helm, "install", "pullgate", chart, "--namespace", namespace,
-		"--kubeconfig", kubeconfig, "--set", "webhook.enabled=false", "--set-string",
-		"image.repository="+repository+",image.tag="+tag))(s)
-}
-
-func cutLast(text, sep string) (before, after string, ok bool) {
-	i := strings.LastIndex(text, sep)
-	return text[:i], text[i+len(sep):], i >= 0
-}
-
-// dispatch starts the dispatcher.
-func (s *site) dispatch() {
-	s.Helper()
-	kubeconfig := filepath.Join(s.dir, "dispatcher")
-	s.must(os.WriteFile(kubeconfig, s.fleet.Kubeconfig("token: "+s.token()), 0o600))
-	port := testkit.Value(host.FreePort())(s)
-	s.dispatcher = testkit.Value(host.Start(s.Context(), "pullgate-dispatcher", filepath.Join(s.dir, "dispatcher.log"),
-		host.Answers(fmt.Sprintf("http://127.0.0.1:%d/readyz", port)), testkit.Value(node.Program("pullgate-dispatcher"))(s),
-		"--kubeconfig", kubeconfig, "--namespace", namespace, "--image", s.older.image, "--identity", "e2e",
-		"--metrics", fmt.Sprintf("127.0.0.1:%d", port)))(s)
-	host.AtEnd(s.outer, s.dispatcher.Stop)
-}
-
-// token is one of the service account of the chart.
-func (s *site) token() string {
-	s.Helper()
-	accounts := s.fleet.Client.CoreV1().ServiceAccounts(namespace)
-	t := testkit.Value(accounts.CreateToken(s.Context(), "pullgate-dispatcher", &authenticationv1.TokenRequest{},
-		metav1.CreateOptions{}))(s)
-	return t.Status.Token
 }
 
 func (s *site) step(name string, run func()) {
@@ -308,7 +264,9 @@ func (s *site) with(t *testing.T) *site {
 func (s *site) explain(nodes ...*fleet.Node) {
 	s.Helper()
 	ctx := context.WithoutCancel(s.Context())
-	s.Logf("the dispatcher:\n%s", host.Tail(filepath.Join(s.dir, "dispatcher.log"), 15))
+	for _, e := range s.dispatched() {
+		s.Logf("a dispatcher: %s", e.text)
+	}
 	pods := testkit.Value(s.fleet.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}))(s)
 	for _, p := range pods.Items {
 		text, _ := json.Marshal(p.Status)

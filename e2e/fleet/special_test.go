@@ -14,7 +14,7 @@ import (
 )
 
 // special has a Rollout of nodes of which one is not Ready before its turn, and one becomes another machine. Meanwhile
-// it is paused, and another Rollout wants the same nodes.
+// the dispatcher that leads is killed, it is paused, and another Rollout wants the same nodes.
 func (s *site) special(was map[*fleet.Node]before) {
 	s.Helper()
 	const name, younger = "special", "younger"
@@ -27,6 +27,7 @@ func (s *site) special(was map[*fleet.Node]before) {
 	spec := s.spec(s.older, map[string]any{"nodeSelector": labelled(name)})
 	s.create(name, spec)
 	s.must(s.reaches(first, "Enable", time.Minute))
+	s.killLeader()
 
 	s.patch(name, map[string]any{"paused": true})
 	s.create(younger, s.spec(s.newer, map[string]any{"nodeSelector": labelled(name), "mode": "Shadow"}))

@@ -152,8 +152,12 @@ func Run(ctx context.Context, program string, args ...string) (string, error) {
 
 // Get returns the content of a URL.
 func Get(url string) (text string, err error) {
+	return GetBy(&http.Client{Timeout: 30 * time.Second}, url)
+}
+
+// GetBy is Get by a client.
+func GetBy(client *http.Client, url string) (text string, err error) {
 	defer Catch(&err)
-	client := http.Client{Timeout: 30 * time.Second}
 	resp, err := client.Get(url)
 	Check(err)
 	defer func() { _ = resp.Body.Close() }()

@@ -68,13 +68,13 @@ func Kubernetes(ctx context.Context, release string) (string, error) {
 	}.build(ctx, "kubernetes-"+release)
 }
 
-// Scheduler builds kube-scheduler of a release such as "1.34", and returns its path.
-func Scheduler(ctx context.Context, release string) (string, error) {
+// Component builds one more program of a release such as "1.34", such as "kube-scheduler", and returns its path.
+func Component(ctx context.Context, release, program string) (string, error) {
 	dir, err := recipe{
-		what: "kube-scheduler", module: "k8s.io/kubernetes", programs: []string{"kube-scheduler"}, tags: "providerless",
-		stamp: []string{"k8s.io/component-base/version.gitVersion=v%s"}, name: "scheduler",
+		what: program, module: "k8s.io/kubernetes", programs: []string{program}, tags: "providerless",
+		stamp: []string{"k8s.io/component-base/version.gitVersion=v%s"}, name: strings.TrimPrefix(program, "kube-"),
 	}.build(ctx, "kubernetes-"+release)
-	return filepath.Join(dir, "kube-scheduler"), err
+	return filepath.Join(dir, program), err
 }
 
 // Cosign builds cosign, as Containerd does, and returns its path.
