@@ -1,7 +1,6 @@
 package fleet_test
 
 import (
-	"cmp"
 	"crypto/x509/pkix"
 	"encoding/json"
 	"fmt"
@@ -42,12 +41,16 @@ func (s *site) helm(command string, args ...string) {
 	}, args...)...))(s)
 }
 
-// chart installs the Helm chart, whose pods wait for the good nodes.
+// onGoodNodes is an affinity of pods.
+const onGoodNodes = `{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+	{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["good-1", "good-2", "good-3"]}]}
+]}}}`
+
+// chart installs the Helm chart, whose pods wait for nodes.
 func (s *site) chart() {
 	s.Helper()
 	i := strings.LastIndex(s.older.image, ":")
-	selector := "dispatcher.nodeSelector." + strings.ReplaceAll(groupLabel, ".", `\.`) + "=" + good
-	s.helm("install", "--set", selector, "--set-string",
+	s.helm("install", "--set-json", "dispatcher.affinity="+onGoodNodes, "--set-string",
 		"image.repository="+s.older.image[:i]+",image.tag="+s.older.image[i+1:])
 }
 
@@ -119,17 +122,29 @@ func (s *site) confined(n *fleet.Node, program string) {
 	pid := s.pid(n, program)
 	status := string(testkit.Value(os.ReadFile(n.Path("/proc/" + pid + "/status")))(s))
 	for _, line := range []string{
-		`Uid:\s65532\s65532\s65532\s65532`, `Gid:\s65532\s65532\s65532\s65532`, `NoNewPrivs:\s1`, `Seccomp:\s2`,
+		`Uid:\s65532\s65532\s65532\s65532`, `Gid:\s65532\s65532\s65532\s65532`, `NoNewPrivs:\s1`,
 		`CapInh:\s0+`, `CapPrm:\s0+`, `CapEff:\s0+`, `CapBnd:\s0+`, `CapAmb:\s0+`,
 	} {
 		if !regexp.MustCompile("(?m)^" + line + "$").MatchString(status) {
 			s.Errorf("%s on %s has the status\n%s\nwant %s", program, n.Name, status, line)
 		}
 	}
+	// A machine has filters of system calls itself.
+	if own := s.filters(n, s.pid(n, "kubelet")); s.filters(n, pid) <= own {
+		s.Errorf("%s on %s has not more filters of system calls than a process of the node, %d", program, n.Name, own)
+	}
 	mounts := string(testkit.Value(os.ReadFile(n.Path("/proc/" + pid + "/mountinfo")))(s))
 	if !regexp.MustCompile(`(?m)^\S+ \S+ \S+ / / ro,`).MatchString(mounts) {
 		s.Errorf("%s on %s has the mounts\n%s\nwant a root directory that is read only", program, n.Name, mounts)
 	}
+}
+
+// filters returns how many filters of system calls a process on a node has.
+func (s *site) filters(n *fleet.Node, pid string) (count int) {
+	s.Helper()
+	_, rest, _ := strings.Cut(string(testkit.Value(os.ReadFile(n.Path("/proc/"+pid+"/status")))(s)), "Seccomp_filters:")
+	testkit.Value(fmt.Sscan(rest, &count))(s)
+	return count
 }
 
 // pid returns the ID of the only process of a program on a node, as the node has it.
@@ -184,20 +199,18 @@ func (s *site) scaleToNone() {
 	}
 }
 
-// An entry is a line of the log of a dispatcher.
+// An entry is a line of a pod's log.
 type entry struct {
-	Ts                 float64 // milliseconds
+	Time               time.Time
 	Msg, Node, Rollout string
 	text               string
 }
 
-func (e entry) at() time.Time { return time.UnixMicro(int64(e.Ts * 1000)) }
-
-// dispatched returns what the dispatchers have logged whose pods are on the nodes, in the order of time.
-func (s *site) dispatched() (all []entry) {
+// logged returns what the pods of the chart that are on the nodes have logged, in the order of time.
+func (s *site) logged() (all []entry) {
 	s.Helper()
 	for _, n := range s.nodes {
-		files := testkit.Value(filepath.Glob(n.Path("/var/log/pods/" + namespace + "_" + dispatcher + "-*/*/*.log")))(s)
+		files := testkit.Value(filepath.Glob(n.Path("/var/log/pods/" + namespace + "_pullgate-*/*/*.log")))(s)
 		for _, file := range files {
 			text, _ := host.ContainerLog(file) // its pod may go
 			for line := range strings.Lines(text) {
@@ -207,7 +220,7 @@ func (s *site) dispatched() (all []entry) {
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b entry) int { return cmp.Compare(a.Ts, b.Ts) })
+	slices.SortStableFunc(all, func(a, b entry) int { return a.Time.Compare(b.Time) })
 	return all
 }
 
@@ -228,8 +241,7 @@ func (s *site) webhook() {
 	testkit.Value(s.fleet.Client.CoreV1().Secrets(namespace).Create(s.Context(), secret, metav1.CreateOptions{}))(s)
 	ca, policy := filepath.Join(s.dir, "ca.crt"), filepath.Join(s.dir, "policy.yaml")
 	s.must(os.WriteFile(ca, authority.PEM(), 0o600), os.WriteFile(policy, []byte(noHostNetwork), 0o600))
-	selector := "webhook.nodeSelector." + strings.ReplaceAll(groupLabel, ".", `\.`) + "=" + good
-	s.helm("upgrade", "--reuse-values", "--set", "webhook.enabled=true,"+selector,
+	s.helm("upgrade", "--reuse-values", "--set", "webhook.enabled=true", "--set-json", "webhook.affinity="+onGoodNodes,
 		"--set-file", "webhook.tls.caBundle="+ca, "--set-file", `webhook.policies.web\.yaml=`+policy)
 	s.deployed(policyd, 9472)
 

@@ -260,12 +260,13 @@ func (s *site) with(t *testing.T) *site {
 	return &o
 }
 
-// explain logs what the dispatcher, the pods and the nodes say.
+// explain logs what the pods of the chart and the nodes say.
 func (s *site) explain(nodes ...*fleet.Node) {
 	s.Helper()
 	ctx := context.WithoutCancel(s.Context())
-	for _, e := range s.dispatched() {
-		s.Logf("a dispatcher: %s", e.text)
+	all := s.logged()
+	for _, e := range all[max(0, len(all)-30):] {
+		s.Log(strings.TrimSpace(e.text))
 	}
 	pods := testkit.Value(s.fleet.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{}))(s)
 	for _, p := range pods.Items {
