@@ -163,6 +163,9 @@ func TestNodeInstall(t *testing.T) {
 		}
 	})
 	s.step("upgraded and enforcing, no call fails", func() {
+		// As if the older version had another unit of the socket.
+		s.do("sed", "-i", "s/^Description=.*/Description=older/", "/etc/systemd/system/"+socket)
+		s.do("systemctl", "daemon-reload")
 		kubelet, socketID := s.shows("kubelet.service", "InvocationID"), s.shows(socket, "InvocationID")
 		r := fleetRequest("second", newer)
 		r.Mode, r.Configuration = nodeinstall.Enforce, ""
@@ -172,6 +175,9 @@ func TestNodeInstall(t *testing.T) {
 		s.judges()
 		if s.shows("kubelet.service", "InvocationID") != kubelet || s.shows(socket, "InvocationID") != socketID {
 			s.Error("the kubelet or the socket was restarted")
+		}
+		if s.shows(socket, "Description") == "older" {
+			s.Error("the socket has the unit of the older version")
 		}
 	})
 	s.step("a broken upgrade is taken back, no call fails", func() {

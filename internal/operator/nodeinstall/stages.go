@@ -226,19 +226,14 @@ func (c *change) units(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sockets := slices.ContainsFunc(all, func(e entry) bool {
-		return e.path == path.Join(units, socket) && c.exists(e.path) && !c.isThere(e)
-	})
 	for _, e := range all[1:] {
 		if err := c.put(c.state.Change, e); err != nil {
 			return err
 		}
 	}
-	if err := c.command(ctx, "systemctl", "daemon-reload"); err != nil || !sockets {
-		return err
-	}
-	// A socket whose unit has changed is made anew. Calls fail for that moment.
-	return errors.Join(c.command(ctx, "systemctl", "stop", service, socket), c.command(ctx, "systemctl", "start", socket))
+	// A socket that listens is not made anew, even if its unit has changed: calls would fail for that moment. systemd uses
+	// what has changed at the next boot.
+	return c.command(ctx, "systemctl", "daemon-reload")
 }
 
 func (c *change) checkConfiguration(ctx context.Context) error {
