@@ -29,8 +29,9 @@ const (
 
 // A before is what a node was before pullgate came.
 type before struct {
-	files map[string]string
-	args  string // of the kubelet
+	files  map[string]string
+	args   string // of the kubelet
+	change string // what the dispatcher has begun with it
 }
 
 // Installation of a good version with running pods, while broken ones are taken back; upgrade, rollback, take-off, and
@@ -42,7 +43,8 @@ func TestFleet(t *testing.T) {
 	s.step("nodes with pods", func() {
 		app := testkit.Value(s.fleet.Push(s.Context(), "app:1"))(s)
 		s.chart()
-		s.nodes = testkit.Value(s.fleet.Join(s.Context(), "good-1", "good-2", "good-3", "bad-1", "bad-2", "bad-3"))(s)
+		s.nodes = testkit.Value(s.fleet.Join(s.Context(), "good-1", "good-2", "good-3", "bad-1", "bad-2", "bad-3",
+			"bad-4"))(s)
 		s.must(s.fleet.Run(s.Context(), apps, app.Name, perNode, s.nodes[:3]...),
 			s.fleet.Run(s.Context(), apps, app.Name, 1, s.nodes[3:]...))
 		s.label(good, s.nodes[:3]...)
@@ -53,39 +55,26 @@ func TestFleet(t *testing.T) {
 		s.waitForNewer()
 		s.deployed(dispatcher, 9473)
 	})
-	s.step("waves", func() {
+	s.step("waves, and an upgrade", func() {
 		s.Run("good", func(t *testing.T) {
 			t.Parallel()
-			s.with(t).installed(was)
-		})
-		bad := s.nodes[3:]
-		s.Run("bad", func(t *testing.T) {
-			t.Parallel()
 			s := s.with(t)
-			s.breaks("exits", bad[0], bad[1])
-			t.Run("1", func(t *testing.T) {
-				t.Parallel()
-				s := s.with(t)
-				s.breaks("silent", bad[0])
-				s.breaks("key", bad[0])
-				s.breaks("kubelet", bad[0])
-			})
-			t.Run("2", func(t *testing.T) {
-				t.Parallel()
-				s := s.with(t)
-				s.breaks("config", bad[1])
-				s.breaks("crashes", bad[1])
-			})
+			s.installed(was)
+			s.upgraded()
 		})
-		s.Run("bad-3", func(t *testing.T) {
-			t.Parallel()
-			s := s.with(t)
-			s.breaks("wrong", bad[2])
-			s.breaks("cut", bad[2])
-		})
+		// The second node of each of them is the one behind a wave that fails.
+		for first, names := range map[int][]string{
+			3: {"cut", "kubelet", "exits"}, 5: {"crashes", "silent", "wrong", "key"},
+		} {
+			s.Run(s.nodes[first].Name, func(t *testing.T) {
+				t.Parallel()
+				for _, name := range names {
+					s.with(t).breaks(name, 1, s.nodes[first:first+2]...)
+				}
+			})
+		}
 	})
 	s.step("no container restarted", func() { s.unchanged(containers) })
-	s.step("upgraded", func() { s.upgraded(); s.unchanged(containers) })
 	s.step("Rollouts of nodes that are not as others", func() {
 		s.Run("leaves, webhook", func(t *testing.T) {
 			t.Parallel()
@@ -103,7 +92,17 @@ func TestFleet(t *testing.T) {
 		return strings.HasPrefix(name, s.nodes[5].Name+"-")
 	})
 	s.step("no container restarted either", func() { s.unchanged(containers) })
-	s.step("a node joins with the startup taint", func() { s.joins(); s.unchanged(containers) })
+	s.step("a node joins with the startup taint, and one of another kind is broken", func() {
+		s.Run("joins", func(t *testing.T) {
+			t.Parallel()
+			s.with(t).joins()
+		})
+		s.Run("kinds", func(t *testing.T) {
+			t.Parallel()
+			s.with(t).breaks("config", 2, s.nodes[3], s.nodes[4], s.nodes[2])
+		})
+	})
+	s.step("nor did one now", func() { s.unchanged(containers) })
 	s.step("the dispatchers are gone", func() { s.abandoned(was) })
 	s.step("no call was refused", s.audited)
 }
@@ -167,8 +166,8 @@ func (s *site) leaves(n *fleet.Node, was before) {
 func (s *site) joins() {
 	s.Helper()
 	const name, taint = "late-1", "fleet.pullgate.dev/not-ready"
-	// Its place is needed: six machines are what two cores run.
-	left := s.nodes[5]
+	// Its place is needed: seven machines are what two cores run.
+	left := s.nodes[6]
 	s.must(left.Leave(), s.fleet.Client.CoreV1().Nodes().Delete(s.Context(), left.Name, metav1.DeleteOptions{}))
 	s.patch(good, map[string]any{"startupTaint": true})
 	app := s.fleet.Registry.Host() + "/app:1"
@@ -200,12 +199,14 @@ func (s *site) joins() {
 	}
 }
 
-// abandoned removes both dispatchers while two nodes change. Both take that back, one of them at a boot.
+// abandoned removes both dispatchers while two nodes change. Both take that back, one of them at a boot, and a
+// third stays untouched.
 func (s *site) abandoned(was map[*fleet.Node]before) {
 	s.Helper()
 	const name = "abandoned"
-	waits, reboots, installed := s.nodes[3], s.nodes[4], s.nodes[0]
-	s.label(name, waits, reboots)
+	waits, reboots, behind, installed := s.nodes[3], s.nodes[4], s.nodes[2], s.nodes[0]
+	third := s.before(behind)
+	s.label(name, waits, reboots, behind)
 	s.create(name, s.spec(s.older, map[string]any{
 		"nodeSelector": labelled(name), "waves": []any{int64(2)}, "confirmWithin": "30s",
 	}))
@@ -218,6 +219,10 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 	s.asBefore(reboots, was[reboots], "/var/lib/pullgate")
 	s.takenBack(waits)
 	s.asBefore(waits, was[waits], "/var/lib/pullgate")
+	if st := s.status(name); st.Nodes.Updating != 2 || st.Nodes.Pending != 1 {
+		s.Errorf("%+v; want two nodes that change, and one that waits", st)
+	}
+	s.untouched(behind, third)
 
 	// An installed node stays what it is, also without the API server and after a reboot; and it can go back by itself.
 	s.must(s.fleet.StopAPI())
@@ -271,9 +276,11 @@ func (s *site) pullgated(n *fleet.Node, b build) {
 	}
 }
 
-// audited checks that the API server has refused no call of the dispatcher and of pullgated.
+// audited checks that the API server has refused no call of the dispatcher and of pullgated, and has neither answered nor
+// made a token of the service account of installing pods.
 func (s *site) audited() {
-	calls := 0
+	const tokens = "/serviceaccounts/" + account + "/token"
+	calls, made, used := 0, map[string]int{}, map[string]int{}
 	for line := range strings.Lines(string(testkit.Value(os.ReadFile(s.fleet.AuditLog()))(s))) {
 		var e struct {
 			User           struct{ Username string }
@@ -286,6 +293,10 @@ func (s *site) audited() {
 			}
 		}
 		s.must(json.Unmarshal([]byte(line), &e))
+		used[e.User.Username]++
+		if path, _, _ := strings.Cut(e.RequestURI, "?"); e.Verb == "create" && strings.HasSuffix(path, tokens) {
+			made[path]++
+		}
 		if !strings.HasPrefix(e.UserAgent, "pullgate") {
 			continue
 		}
@@ -293,6 +304,13 @@ func (s *site) audited() {
 		if code := e.ResponseStatus.Code; code == 401 || code == 403 || code == 422 {
 			s.Errorf("%s %s of %s was refused: %d %s", e.Verb, e.RequestURI, e.User.Username, code, e.ResponseStatus.Message)
 		}
+	}
+	const of = "/api/v1/namespaces/"
+	if used[user(ordinary)] == 0 || made[of+ordinary+tokens] < 2 { // of the test, and of the kubelet
+		s.Errorf("users are %v and new tokens %v; want those of an ordinary pod", used, made)
+	}
+	if used[user(namespace)] > 0 || made[of+namespace+tokens] > 0 {
+		s.Errorf("users are %v and new tokens %v; want none of an installing pod", used, made)
 	}
 	if calls < 100 {
 		s.Errorf("%d calls of pullgate are in the audit log; want more", calls)
@@ -306,7 +324,25 @@ func (s *site) before(n *fleet.Node) before {
 	if len(files) < 5000 {
 		s.Fatalf("a snapshot of %s has %d files; want those of a Debian", n.Name, len(files))
 	}
-	return before{files, s.kubeletArgs(n)}
+	return before{files, s.kubeletArgs(n), s.change(n)}
+}
+
+// change is what the dispatcher has last begun with a node: the record of the attempt, and the pods.
+func (s *site) change(n *fleet.Node) string {
+	s.Helper()
+	text := testkit.Value(n.Object(s.Context()))(s).Annotations["fleet.pullgate.dev/attempt"]
+	for _, p := range s.installers(n) {
+		text += " " + p.Name
+	}
+	return text
+}
+
+// installers are the pods on a node that install pullgate.
+func (s *site) installers(n *fleet.Node) []corev1.Pod {
+	s.Helper()
+	return testkit.Value(s.fleet.Client.CoreV1().Pods(namespace).List(s.Context(), metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=pullgate-install", FieldSelector: "spec.nodeName=" + n.Name,
+	}))(s).Items
 }
 
 func (s *site) kubeletArgs(n *fleet.Node) string {
@@ -321,19 +357,31 @@ var own = regexp.MustCompile(`^/opt/pullgate(/lock|/status\.json)? was `)
 // asBefore checks that a node is as it was, and works.
 func (s *site) asBefore(n *fleet.Node, was before, also ...string) {
 	s.Helper()
+	s.is(n, was, func(line string) bool {
+		path, _, _ := strings.Cut(line, " ")
+		return own.MatchString(line) || within(also, path)
+	})
+}
+
+// untouched checks that nothing was begun with a node, which works.
+func (s *site) untouched(n *fleet.Node, was before) {
+	s.Helper()
+	s.is(n, was, func(string) bool { return false })
+	if change := s.change(n); change != was.change {
+		s.Errorf("with %s was begun: %s; want as before, %q", n.Name, change, was.change)
+	}
+}
+
+// is checks that a node works and is as it was, but for some changes.
+func (s *site) is(n *fleet.Node, was before, but func(change string) bool) {
+	s.Helper()
 	s.must(n.WaitReady(s.Context()))
 	var lines []string
-	changes := func() bool {
-		lines = nil
-		for _, line := range fleet.Changes(was.files, testkit.Value(n.Snapshot())(s)) {
-			path, _, _ := strings.Cut(line, " ")
-			if !own.MatchString(line) && !within(also, path) {
-				lines = append(lines, line)
-			}
-		}
+	unchanged := func() bool {
+		lines = slices.DeleteFunc(fleet.Changes(was.files, testkit.Value(n.Snapshot())(s)), but)
 		return len(lines) == 0
 	}
-	if !host.Within(20*time.Second, changes) {
+	if !host.Within(20*time.Second, unchanged) {
 		s.Errorf("%s is not as before:\n%s", n.Name, strings.Join(lines, "\n"))
 	}
 	if args := s.kubeletArgs(n); args != was.args {
