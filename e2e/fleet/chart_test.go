@@ -35,10 +35,14 @@ func (s *site) helm(command string, args ...string) {
 	helm := testkit.Value(release.Helm(s.Context(), "3"))(s)
 	kubeconfig := filepath.Join(s.dir, "admin")
 	s.must(os.WriteFile(kubeconfig, s.fleet.Kubeconfig("token: "+cluster.Administrator), 0o600))
-	chart := testkit.Value(host.Upward("docs/helm/pullgate"))(s)
 	testkit.Value(host.Run(s.Context(), helm, append([]string{
-		command, "pullgate", chart, "--namespace", namespace, "--kubeconfig", kubeconfig,
+		command, "pullgate", "--namespace", namespace, "--kubeconfig", kubeconfig,
 	}, args...)...))(s)
+}
+
+func (s *site) chartFolder() string {
+	s.Helper()
+	return testkit.Value(host.Upward("docs/helm/pullgate"))(s)
 }
 
 // onGoodNodes is an affinity of pods.
@@ -50,7 +54,7 @@ const onGoodNodes = `{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExe
 func (s *site) chart() {
 	s.Helper()
 	i := strings.LastIndex(s.older.image, ":")
-	s.helm("install", "--set-json", "dispatcher.affinity="+onGoodNodes, "--set-string",
+	s.helm("install", s.chartFolder(), "--set-json", "dispatcher.affinity="+onGoodNodes, "--set-string",
 		"image.repository="+s.older.image[:i]+",image.tag="+s.older.image[i+1:])
 }
 
@@ -188,14 +192,18 @@ func (s *site) killLeader() {
 	s.deployed(dispatcher, 9473)
 }
 
-// scaleToNone removes all dispatchers.
-func (s *site) scaleToNone() {
+// scale makes so many dispatchers, and waits for them.
+func (s *site) scale(replicas int) {
 	s.Helper()
 	deployments := s.fleet.Client.AppsV1().Deployments(namespace)
-	testkit.Value(deployments.Patch(s.Context(), dispatcher, types.MergePatchType, []byte(`{"spec": {"replicas": 0}}`),
-		metav1.PatchOptions{}))(s)
-	if !host.Within(10*time.Second, func() bool { return len(s.pods(dispatcher)) == 0 }) {
-		s.Fatalf("%d dispatchers run; want none", len(s.pods(dispatcher)))
+	testkit.Value(deployments.Patch(s.Context(), dispatcher, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec": {"replicas": %d}}`, replicas), metav1.PatchOptions{}))(s)
+	if !host.Within(time.Minute, func() bool {
+		pods := s.pods(dispatcher)
+		return len(pods) == replicas && !slices.ContainsFunc(pods, notReady)
+	}) {
+		s.explain(s.nodes[:3]...)
+		s.Fatalf("%d dispatchers are there; want %d that are Ready", len(s.pods(dispatcher)), replicas)
 	}
 }
 
@@ -241,7 +249,8 @@ func (s *site) webhook() {
 	testkit.Value(s.fleet.Client.CoreV1().Secrets(namespace).Create(s.Context(), secret, metav1.CreateOptions{}))(s)
 	ca, policy := filepath.Join(s.dir, "ca.crt"), filepath.Join(s.dir, "policy.yaml")
 	s.must(os.WriteFile(ca, authority.PEM(), 0o600), os.WriteFile(policy, []byte(noHostNetwork), 0o600))
-	s.helm("upgrade", "--reuse-values", "--set", "webhook.enabled=true", "--set-json", "webhook.affinity="+onGoodNodes,
+	s.helm("upgrade", s.chartFolder(), "--reuse-values", "--set", "webhook.enabled=true",
+		"--set-json", "webhook.affinity="+onGoodNodes,
 		"--set-file", "webhook.tls.caBundle="+ca, "--set-file", `webhook.policies.web\.yaml=`+policy)
 	s.deployed(policyd, 9472)
 
@@ -251,7 +260,7 @@ func (s *site) webhook() {
 		s.explain(s.nodes[:3]...)
 		s.Errorf("a pod with the network of its node: %v; want it denied by the policy", err)
 	}
-	s.helm("upgrade", "--reuse-values", "--set", "webhook.enabled=false")
+	s.helm("upgrade", s.chartFolder(), "--reuse-values", "--set", "webhook.enabled=false")
 	if err = s.probe(); err != nil {
 		s.Errorf("a pod with the network of its node, without the webhook: %v", err)
 	}

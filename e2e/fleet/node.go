@@ -84,7 +84,9 @@ func (n *Node) join(ctx context.Context) (err error) {
 func (n *Node) place() (err error) {
 	defer host.Catch(&err)
 	const certificate = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-	values := map[string]any{"Name": n.Name, "Address": n.address(), "Pods": n.pods(), "Pause": n.fleet.pause, "Taint": n.taint}
+	values := map[string]any{
+		"Name": n.Name, "Address": n.address(), "Pods": n.pods(), "Pause": n.fleet.pause, "Taint": n.taint,
+	}
 	err = fs.WalkDir(files, "files", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err

@@ -31,6 +31,7 @@ const (
 type before struct {
 	files  map[string]string
 	args   string // of the kubelet
+	units  string // of pullgate that run
 	change string // what the dispatcher has begun with it
 }
 
@@ -75,6 +76,7 @@ func TestFleet(t *testing.T) {
 		}
 	})
 	s.step("no container restarted", func() { s.unchanged(containers) })
+	s.step("three nodes judge", func() { s.bypass(s.nodes[:3]...); s.judges(s.nodes[:3]...) })
 	s.step("Rollouts of nodes that are not as others", func() {
 		s.Run("leaves, webhook", func(t *testing.T) {
 			t.Parallel()
@@ -85,6 +87,10 @@ func TestFleet(t *testing.T) {
 		s.Run("special", func(t *testing.T) {
 			t.Parallel()
 			s.with(t).special(was)
+		})
+		s.Run("shadow", func(t *testing.T) {
+			t.Parallel()
+			s.with(t).shadow(s.nodes[6], was[s.nodes[6]])
 		})
 	})
 	// Those of the node that was rebooted are others.
@@ -135,7 +141,7 @@ func (s *site) upgraded() {
 	calls := node.NewCalls(s.Context())
 	for i, n := range s.nodes[:3] {
 		link := filepath.Join(s.dir, fmt.Sprintf("cri-%d.sock", i))
-		s.must(os.Symlink(n.Path("/run/pullgate/cri.sock"), link))
+		s.must(os.Symlink(n.Path(pullgateSocket), link))
 		k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+link))(s)
 		defer k.Close()
 		calls.Lists(k)
@@ -211,7 +217,7 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 		"nodeSelector": labelled(name), "waves": []any{int64(2)}, "confirmWithin": "30s",
 	}))
 	s.must(s.reaches(waits, "Enable", time.Minute), s.reaches(reboots, "Enable", time.Minute))
-	s.scaleToNone()
+	s.scale(0)
 	s.must(reboots.Reboot(s.Context()))
 	if st := s.stage(reboots); st.Outcome != "TakenBack" {
 		s.Errorf("%s has booted, and is in %+v; want it taken back before the kubelet starts", reboots.Name, st)
@@ -224,25 +230,48 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 	}
 	s.untouched(behind, third)
 
-	// An installed node stays what it is, also without the API server and after a reboot; and it can go back by itself.
+	// An installed node judges, also without the API server and after a reboot; and it can go back by itself.
 	s.must(s.fleet.StopAPI())
 	time.Sleep(outage(s))
 	s.must(installed.Machine.Reboot(s.Context()))
 	s.pullgated(installed, s.newer)
+	s.judges(installed)
+	since := time.Now().Truncate(time.Second)
 	s.must(s.fleet.StartAPI(s.Context()), installed.Connect(s.Context()), installed.WaitReady(s.Context()))
+	if !host.Within(time.Minute, func() bool { return !s.condition(installed).LastHeartbeatTime.Time.Before(since) }) {
+		s.Errorf("condition of %s is %+v; want a heartbeat since %v", installed.Name, s.condition(installed), since)
+	}
 	s.enforces(installed, s.newer)
 	testkit.Value(installed.Run(s.Context(), "/opt/pullgate/pullgatectl", "node", "rollback", "--yes"))(s)
 	s.pullgated(installed, s.older)
+	s.chartIsGone(was)
+}
 
-	// The namespace goes by force, with everything that the dispatcher had.
+// chartIsGone removes the chart while its dispatchers run, and then by force their namespace with everything in it. The
+// nodes stay as they are and judge, and pullgate can be taken off.
+func (s *site) chartIsGone(was map[*fleet.Node]before) {
+	s.Helper()
+	s.scale(2)
+	stay := s.nodes[:2]
+	var installed []before
+	for _, n := range stay {
+		installed = append(installed, s.before(n))
+	}
+	s.helm("uninstall")
 	core := s.fleet.Client.CoreV1()
 	s.must(core.Pods(namespace).DeleteCollection(s.Context(), *metav1.NewDeleteOptions(0), metav1.ListOptions{}),
 		core.Namespaces().Delete(s.Context(), namespace, metav1.DeleteOptions{}))
 	gone := testkit.Value(core.Namespaces().Get(s.Context(), namespace, metav1.GetOptions{}))(s)
 	gone.Spec.Finalizers = nil
 	testkit.Value(core.Namespaces().Finalize(s.Context(), gone, metav1.UpdateOptions{}))(s)
-	last := s.nodes[1]
-	s.enforces(last, s.newer)
+	if !host.Within(30*time.Second, func() bool { return len(s.pods(dispatcher)) == 0 }) {
+		s.Errorf("%d dispatchers are there without the chart", len(s.pods(dispatcher)))
+	}
+	for i, n := range stay {
+		s.is(n, installed[i], func(line string) bool { return strings.HasPrefix(line, "/var/lib/pullgate/") })
+	}
+	s.judges(stay...)
+	last := stay[1]
 	testkit.Value(last.Run(s.Context(), "/opt/pullgate/pullgatectl", "node", "disable", "--yes"))(s)
 	if args := s.kubeletArgs(last); args != was[last].args {
 		s.Errorf("the kubelet of %s runs as %s; want as before, %s", last.Name, args, was[last].args)
@@ -271,7 +300,7 @@ func (s *site) pullgated(n *fleet.Node, b build) {
 		s.explain(n)
 		s.Errorf("pullgated %s of %s does not run: %s", b.version, n.Name, page)
 	}
-	if args := s.kubeletArgs(n); !strings.Contains(args, "unix:///run/pullgate/cri.sock") {
+	if args := s.kubeletArgs(n); !strings.Contains(args, "unix://"+pullgateSocket) {
 		s.Errorf("the kubelet of %s runs as %s; want it to use pullgated", n.Name, args)
 	}
 }
@@ -324,7 +353,7 @@ func (s *site) before(n *fleet.Node) before {
 	if len(files) < 5000 {
 		s.Fatalf("a snapshot of %s has %d files; want those of a Debian", n.Name, len(files))
 	}
-	return before{files, s.kubeletArgs(n), s.change(n)}
+	return before{files, s.kubeletArgs(n), s.units(n), s.change(n)}
 }
 
 // change is what the dispatcher has last begun with a node: the record of the attempt, and the pods.
@@ -387,11 +416,15 @@ func (s *site) is(n *fleet.Node, was before, but func(change string) bool) {
 	if args := s.kubeletArgs(n); args != was.args {
 		s.Errorf("the kubelet of %s runs as %s; want as before, %s", n.Name, args, was.args)
 	}
-	units := testkit.Value(n.Run(s.Context(), "systemctl", "list-units", "--plain", "--no-legend",
-		"--state=active,activating", "pullgate*"))(s)
-	if units != "" {
-		s.Errorf("units on %s are %s; want none of pullgate", n.Name, units)
+	if units := s.units(n); units != was.units {
+		s.Errorf("units on %s are %s; want as before, %s", n.Name, units, was.units)
 	}
+}
+
+func (s *site) units(n *fleet.Node) string {
+	s.Helper()
+	return testkit.Value(n.Run(s.Context(), "systemctl", "list-units", "--plain", "--no-legend",
+		"--state=active,activating", "pullgate*"))(s)
 }
 
 // within reports whether a path is one of others or below one.
@@ -406,7 +439,7 @@ func (s *site) enforces(n *fleet.Node, b build) {
 	if c.Status != corev1.ConditionTrue || !strings.HasPrefix(c.Message, "pullgate "+b.version+",") {
 		s.Errorf("condition of %s is %+v; want True and version %s", n.Name, c, b.version)
 	}
-	if args := s.kubeletArgs(n); !strings.Contains(args, "unix:///run/pullgate/cri.sock") {
+	if args := s.kubeletArgs(n); !strings.Contains(args, "unix://"+pullgateSocket) {
 		s.Errorf("the kubelet of %s runs as %s; want it to use pullgated", n.Name, args)
 	}
 }
