@@ -4,14 +4,17 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
+
+const sentence = "; this node checks pull credentials for each pod; see imagePullSecrets"
 
 // The error of a pull that a registry denied is that of containerd and one sentence, the same for images that are on
 // the node and that are not. An error of a registry that did not answer is that of containerd.
 func TestDeniedPullEndsWithTheSentence(t *testing.T) {
-	const sentence = "; this node checks pull credentials for each pod; see imagePullSecrets"
 	onEach(t, func(t runtimeTest) {
 		s := begin(t)
 		direct := s.dial(s.node.Containerd.Endpoint())
@@ -49,4 +52,51 @@ func TestDeniedPullEndsWithTheSentence(t *testing.T) {
 		s.must(s.node.Private.Up())
 		s.must(s.k.Remove(t.Context(), p))
 	})
+}
+
+// The error and the time of a denied pull show nothing about what is on the node, nor what the registry has.
+func TestDeniedPullsAreAlike(t *testing.T) {
+	on(t, func(t runtimeTest) {
+		s := begin(t, "imagePullCredentialsVerificationPolicy: AlwaysVerify")
+		others, hidden := s.private("alike/others:1", node.Image{}), s.private("alike/hidden:1", node.Image{})
+		private := s.private("alike/private:1", node.Image{})
+		absent := private
+		absent.Repository = "alike/absent"
+		absent.Name = strings.Replace(private.Name, private.Repository, absent.Repository, 1)
+		s.run(pod("team-a", others, node.IfNotPresent, node.Alice()), others, node.Running, -1)
+		owner := pod("team-a", hidden, node.IfNotPresent, node.Alice())
+		direct := s.dial(s.node.Containerd.Endpoint())
+		s.must(direct.Sandbox(t.Context(), owner))
+		if o := direct.Pull(t.Context(), owner); o.State != node.Running {
+			t.Fatal(o)
+		}
+
+		p := pod("team-b", others, node.IfNotPresent, node.Mallory())
+		s.must(s.k.Sandbox(t.Context(), p))
+		images, mark := []node.Pushed{others, hidden, private, absent}, s.node.Private.Mark()
+		texts, took := map[string]int{}, map[string][]time.Duration{}
+		for i := range 200 * len(images) {
+			image := images[(i+i/len(images))%len(images)]
+			p.Image = image.Name
+			began := time.Now()
+			o := s.k.EnsureImage(t.Context(), p)
+			took[image.Repository] = append(took[image.Repository], time.Since(began))
+			texts[strings.ReplaceAll(o.Text, image.Repository, "IMAGE")]++
+			if o.State != node.PullFailed || !strings.HasSuffix(o.Text, sentence) {
+				t.Fatalf("%s: %v", image.Name, o)
+			}
+		}
+		if len(texts) != 1 {
+			t.Errorf("errors that tell images apart, with how many there are: %v", texts)
+		}
+		host.WantAlike(t, "pull", took)
+		asked := len(s.node.Private.Requests(mark, others.Repository))
+		for _, image := range images {
+			if n := len(s.node.Private.Requests(mark, image.Repository)); n < 200 || n != asked {
+				t.Errorf("%d requests for %s; want as many as for %s, %d", n, image.Repository, others.Repository, asked)
+			}
+		}
+		s.must(s.k.Remove(t.Context(), p))
+		s.must(direct.Remove(t.Context(), owner))
+	}, containerd24)
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -40,5 +41,22 @@ func Within(limit time.Duration, holds func() bool) bool {
 		if time.Now().After(end) {
 			return false
 		}
+	}
+}
+
+// WantAlike wants that the medians of the times of several kinds of tries differ by at most half of the least one. The
+// tries have to be mixed, so that what else the machine does concerns each kind.
+func WantAlike(tb testing.TB, what string, took map[string][]time.Duration) {
+	tb.Helper()
+	medians := map[string]time.Duration{}
+	var all []time.Duration
+	for kind, d := range took {
+		slices.Sort(d)
+		medians[kind] = d[len(d)/2]
+		all = append(all, d[len(d)/2])
+		tb.Logf("%s, %s: %d tries, median %v, quartiles %v and %v", what, kind, len(d), d[len(d)/2], d[len(d)/4], d[len(d)*3/4])
+	}
+	if slices.Max(all)*2 > slices.Min(all)*3 {
+		tb.Errorf("%s: medians %v; want them to differ by at most half", what, medians)
 	}
 }

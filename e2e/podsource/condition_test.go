@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
@@ -98,27 +99,70 @@ func TestTheConditionIsForbidden(t *testing.T) {
 	}
 }
 
+// A judged node has a pullgated and a kubelet before it.
+type judged struct {
+	*world
+	gate    *node.Pullgated
+	kubelet *criproxytest.Kubelet
+}
+
+func judge(t *testing.T, settings ...string) *judged {
+	t.Helper()
+	j := &judged{world: begin(t, kubernetes134)}
+	j.certify(day, nodes)
+	settings = append(settings, j.podSource())
+	register(j.world, j.asNode(), j.name)
+	j.gate = node.RunPullgated(t, j.dir, criproxytest.NewRuntime(t).Endpoint(), settings...)
+	j.kubelet = criproxytest.NewKubelet(t, j.gate.Endpoint())
+	return j
+}
+
+// podSource is the setting of a pullgated for the world's node.
+func (w *world) podSource() string {
+	w.Helper()
+	return "podSource: {kubeconfig: " + w.kubeconfig() + "}"
+}
+
+// becomes waits until the condition has a reason, while the kubelet calls, and returns its message.
+func (j *judged) becomes(status corev1.ConditionStatus, reason string) (message string) {
+	j.Helper()
+	var c corev1.NodeCondition
+	j.until("the condition is "+reason, func() bool {
+		testkit.Value(j.kubelet.Runtime.Status(j.Context(), &runtimeapi.StatusRequest{}))(j)
+		testkit.Value(j.kubelet.Images.ListImages(j.Context(), &runtimeapi.ListImagesRequest{}))(j)
+		c = j.condition(podsource.ConditionType)
+		return c.Reason == reason
+	})
+	if c.Status != status {
+		j.Errorf("%+v; want %s", c, status)
+	}
+	return c.Message
+}
+
 // pullgated in shadow mode, with a kubelet before it, says so.
 func TestShadowModeIsACondition(t *testing.T) {
 	t.Parallel()
-	w := begin(t, kubernetes134)
-	w.certify(day, nodes)
-	source := "podSource: {kubeconfig: " + w.kubeconfig() + "}"
-	register(w, w.asNode(), w.name)
-	gate := node.RunPullgated(w, w.dir, criproxytest.NewRuntime(t).Endpoint(), source, "noPullImageSecretRecheck: true")
-	kubelet := criproxytest.NewKubelet(t, gate.Endpoint())
-	w.until("the condition is there", func() bool {
-		testkit.Value(kubelet.Runtime.Status(w.Context(), &runtimeapi.StatusRequest{}))(w)
-		testkit.Value(kubelet.Images.ListImages(w.Context(), &runtimeapi.ListImagesRequest{}))(w)
-		return w.condition(podsource.ConditionType).Type != ""
-	})
-	c := w.condition(podsource.ConditionType)
+	message := judge(t, "noPullImageSecretRecheck: true").becomes("False", "Shadow")
 	for _, want := range []string{"pullgate ", ", configuration sha256:", ": shadow mode: "} {
-		if !strings.Contains(c.Message, want) {
-			w.Errorf("message %q; want %q in it", c.Message, want)
+		if !strings.Contains(message, want) {
+			t.Errorf("message %q; want %q in it", message, want)
 		}
 	}
-	if c.Status != "False" || c.Reason != "Shadow" {
-		w.Errorf("%+v; want False, Shadow", c)
+}
+
+// A reload of an invalid file makes the node degraded, until the file is repaired and read again.
+func TestAnInvalidFileIsACondition(t *testing.T) {
+	t.Parallel()
+	j := judge(t)
+	good := j.becomes("True", "Enforcing")
+	reload := func(settings ...string) {
+		j.must(j.gate.Configure(append(settings, j.podSource())...))
+		j.must(syscall.Kill(j.gate.PID(), syscall.SIGHUP))
 	}
+	reload("exempt: {namespace: [kube-system]}")
+	inForce, _, _ := strings.Cut(good, ": ")
+	testkit.Equal(t, "message of a degraded node", j.becomes("False", "Degraded"),
+		inForce+": the configuration file is invalid, the previous one is in force")
+	reload()
+	testkit.Equal(t, "message of a repaired node", j.becomes("True", "Enforcing"), good)
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -62,17 +63,23 @@ func TestWhy(t *testing.T) {
 		testkit.Value(w.core.Events(w.name).Create(t.Context(), e, metav1.CreateOptions{}))(w)
 	}
 
+	type secret struct {
+		Name, State string
+		NoLogin     []string
+		Text        string
+	}
 	type answer struct {
 		Images  []struct{ Credentials string }
-		Secrets []struct{ Name, State string }
+		Secrets []secret
+		Notes   []string
 		Events  []struct{ Reason string }
 	}
 	// why runs the program until its error is another one than a right that the authorizer does not know yet.
-	why := func(kubeconfig, until string) (a answer, code int, text string) {
+	why := func(kubeconfig, pod, until string) (a answer, code int, text string) {
 		t.Helper()
 		w.until(until, func() bool {
 			var stderr strings.Builder
-			cmd := exec.CommandContext(t.Context(), plugin, "why", "job", "-n", w.name, "--kubeconfig", kubeconfig,
+			cmd := exec.CommandContext(t.Context(), plugin, "why", pod, "-n", w.name, "--kubeconfig", kubeconfig,
 				"--output", "json")
 			cmd.Stderr = &stderr
 			out, _ := cmd.Output() // the exit code says it
@@ -86,19 +93,48 @@ func TestWhy(t *testing.T) {
 		return a, code, text
 	}
 
-	a, code, text := why(w.tenant("reader", "get", "pods", "serviceaccounts", "secrets"), "account absent does not exist")
+	reader := w.tenant("reader", "get", "pods", "serviceaccounts", "secrets")
+	a, code, text := why(reader, "job", "account absent does not exist")
 	if len(a.Images) != 2 || a.Images[0].Credentials != "none" || a.Images[1].Credentials != "sent" || code != 4 ||
 		len(a.Secrets) != 3 || a.Secrets[0].State != "found" || a.Secrets[1].State != "not found" ||
 		a.Secrets[2].State != "wrong type" || len(a.Events) != 0 {
 		t.Errorf("a tenant with the rights that are needed reads, with exit code %d, %s", code, text)
 	}
-	a, code, text = why(w.tenant("lister", "*", "pods", "events"), "PullCredentialsRequired")
+	a, code, text = why(w.tenant("lister", "*", "pods", "events"), "job", "PullCredentialsRequired")
 	if len(a.Images) != 2 || a.Images[0].Credentials != "unknown" || a.Images[1].Credentials != "unknown" || code != 1 ||
 		len(a.Events) != 1 || !strings.Contains(text, "you may not read it; ask an administrator of namespace "+w.name) {
 		t.Errorf("a tenant who may not read Secrets reads, with exit code %d, %s", code, text)
 	}
-	if _, code, text = why(w.tenant("stranger", "get", "nodes"), "is forbidden"); code != 1 ||
+	if _, code, text = why(w.tenant("stranger", "get", "nodes"), "job", "is forbidden"); code != 1 ||
 		!strings.Contains(text, "hint: ask an administrator") {
 		t.Errorf("a tenant who may not read pods reads, with exit code %d, %s", code, text)
+	}
+
+	// A service account with pull secrets: the API server copies them into a pod that is created later.
+	elsewhere := cluster.PullSecret("elsewhere", "elsewhere.test", "user", "cAnary")
+	testkit.Value(w.core.Secrets(w.name).Create(t.Context(), elsewhere, metav1.CreateOptions{}))(t)
+	builder := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "builder"}}
+	later := pod(w.name, w.name, "later", "missing", "opaque", "elsewhere")
+	builder.ImagePullSecrets = later.Spec.ImagePullSecrets
+	testkit.Value(w.core.ServiceAccounts(w.name).Create(t.Context(), builder, metav1.CreateOptions{}))(t)
+	before := pod(w.name, w.name, "before")
+	for _, p := range []*corev1.Pod{later, before} {
+		p.Spec.ServiceAccountName = builder.Name
+		w.create(p)
+	}
+	a, code, text = why(reader, "later", "elsewhere")
+	testkit.Equal(t, "pull secrets of the service account", a.Secrets, []secret{
+		{"missing", "not found", []string{}, "does not exist in namespace " + w.name + "; create it there"},
+		{"opaque", "wrong type", []string{}, "has the type Opaque, and the kubelet ignores it; create one with `kubectl " +
+			"create secret docker-registry`"},
+		{"elsewhere", "found", []string{"registry.test/team/app"}, "has no login for registry.test/team/app"},
+	})
+	if code != 4 || len(a.Images) != 1 || a.Images[0].Credentials != "none" || strings.Contains(text, "builder has") {
+		t.Errorf("of a pod with the pull secrets of its service account, with exit code %d, %s", code, text)
+	}
+	a, code, text = why(reader, "before", "builder")
+	if code != 4 || len(a.Secrets) != 0 || a.Notes[0] != "Service account builder has pull secrets that this pod does "+
+		"not have: missing, opaque, elsewhere. A pod gets them when it is created, and only if it names none itself." {
+		t.Errorf("of a pod that was created before, with exit code %d, %s", code, text)
 	}
 }

@@ -1,0 +1,214 @@
+package podsource_test
+
+import (
+	"fmt"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/testkit"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// Each of toldNodes has as many images of each kind as make 200 tries of it.
+const (
+	toldNodes  = 20
+	eachImages = 200 / toldNodes
+)
+
+// kinds are those of images that a pod with Never is denied.
+func kinds() []string { return []string{"absent", "hidden", "others"} }
+
+// A told is a node of its own API identity, before the containerd of all, with a tenant's pod on it.
+type told struct {
+	*world
+	gate    *node.Pullgated
+	kubelet *node.Kubelet
+	pod     *node.Pod
+}
+
+// An Event shows nothing about what is on the node: not by its content, its number, or when it is at the API server.
+func TestEventsAreAlike(t *testing.T) {
+	t.Parallel()
+	n := testkit.Value(node.New(t.Context(), node.Options{}))(t)
+	host.AtEnd(t, n.Close)
+	name := func(kind string, i int) string { return fmt.Sprintf("%s/told/%s:%d", n.Private.Host(), kind, i) }
+	bringImages(t, n, name)
+	events := watchEvents(t, "told")
+	all := make([]*told, toldNodes)
+	for i := range all {
+		all[i] = startTold(t, n, name)
+	}
+
+	texts, took := map[string]int{}, map[string][]time.Duration{}
+	// try makes a pre-check and waits for its Event.
+	try := func(x *told, kind string, i int) {
+		t.Helper()
+		x.pod.Image = name(kind, i)
+		began := time.Now()
+		if id := testkit.Value(x.kubelet.Precheck(t.Context(), x.pod))(t); id != "" {
+			t.Fatalf("%s is shown as %s", x.pod.Image, id)
+		}
+		e := next(t, events)
+		took[kind] = append(took[kind], time.Since(began))
+		texts[x.anonymous(e)]++
+	}
+	for round := range len(kinds()) * eachImages {
+		began := time.Now()
+		for i, x := range all {
+			try(x, kinds()[(round+i)%len(kinds())], round/len(kinds()))
+		}
+		if round >= 9 { // the rest of the burst, and from then on one a second
+			time.Sleep(time.Until(began.Add(1050 * time.Millisecond)))
+		}
+	}
+	if len(texts) != 1 {
+		t.Errorf("Events that tell images apart, with how many there are: %v", texts)
+	}
+	host.WantAlike(t, "Event", took)
+
+	// An image has no second one. The first one after all has to be that of an image that had none.
+	for _, x := range all[:3] {
+		for i := range eachImages {
+			for _, kind := range kinds() {
+				x.pod.Image = name(kind, i)
+				testkit.Value(x.kubelet.Precheck(t.Context(), x.pod))(t)
+			}
+		}
+		try(x, "absent", eachImages)
+	}
+}
+
+// bringImages puts the images of each kind but absent on the node, past every pullgated.
+func bringImages(t *testing.T, n *node.Node, name func(kind string, i int) string) {
+	t.Helper()
+	direct := testkit.Value(node.NewKubelet(t.Context(), n.Containerd.Endpoint()))(t)
+	t.Cleanup(direct.Close)
+	alice := &runtimeapi.AuthConfig{Username: node.Alice().Username, Password: node.Alice().Password}
+	for _, kind := range []string{"hidden", "others"} {
+		first := name(kind, 0)
+		repository := "told/" + kind + ":0"
+		testkit.Value(n.Private.Push(t.Context(), repository, node.Image{Content: kind}))(t)
+		testkit.Value(direct.Images.PullImage(t.Context(), &runtimeapi.ImageSpec{Image: first}, alice, nil))(t)
+		tag := []string{"images", "tag", first}
+		for i := 1; i < eachImages; i++ {
+			tag = append(tag, name(kind, i))
+		}
+		testkit.Value(n.Containerd.Ctr(t.Context(), tag...))(t)
+		last := name(kind, eachImages-1)
+		if !host.Within(patience, func() bool { return testkit.Value(direct.HasImage(t.Context(), last))(t) }) {
+			t.Fatalf("%s is not on the node", last)
+		}
+	}
+}
+
+// startTold starts a pullgated for a node of its own with a pod of a tenant without a pull secret. Another tenant has
+// proved access to the images of kind others there.
+func startTold(t *testing.T, n *node.Node, name func(kind string, i int) string) *told {
+	t.Helper()
+	x := &told{world: begin(t, kubernetes134)}
+	p := pod(x.name, x.name, "told")
+	p.Spec.Containers = nil
+	for _, kind := range kinds() {
+		for i := range eachImages + 1 {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{
+				Name: fmt.Sprintf("%s-%d", kind, i), Image: name(kind, i), ImagePullPolicy: corev1.PullNever,
+			})
+		}
+	}
+	x.pod = &node.Pod{Namespace: x.name, Name: "told", UID: x.create(p)}
+	x.certify(day, nodes)
+	x.gate = testkit.Value(n.Protect(t.Context(), n.Containerd.Endpoint(), x.enforcing()...))(t)
+	x.kubelet = testkit.Value(node.NewKubelet(t.Context(), x.gate.Endpoint()))(t)
+	t.Cleanup(x.kubelet.Close)
+	x.must(x.kubelet.Sandbox(t.Context(), x.pod))
+	x.synced(x.gate)
+
+	owner := map[string]string{"kubernetes.io/config.seen": "alice", "kubernetes.io/config.source": "api"}
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata:    &runtimeapi.PodSandboxMetadata{Name: "owner", Namespace: "alice", Uid: "owner-on-" + x.name},
+		Annotations: owner,
+	}
+	image := &runtimeapi.ImageSpec{Image: name("others", 0), Annotations: owner}
+	login := &runtimeapi.AuthConfig{Username: node.Alice().Username, Password: node.Alice().Password}
+	testkit.Value(x.kubelet.Images.PullImage(t.Context(), image, login, config))(t)
+	status := testkit.Value(x.kubelet.Images.ImageStatus(t.Context(), image, false))(t)
+	if status.GetImage().GetId() == "" {
+		t.Fatal("the owner of an image does not see it")
+	}
+	return x
+}
+
+// enforcing are settings of a pullgated for the world's node that denies what nobody has proved.
+func (w *world) enforcing() []string {
+	w.Helper()
+	return []string{w.podSource(), "imagePullCredentialsVerificationPolicy: AlwaysVerify"}
+}
+
+// synced waits until a pullgated knows the pods of its node.
+func (w *world) synced(gate *node.Pullgated) {
+	w.Helper()
+	w.until("the pod source is synced", func() bool {
+		return testkit.Value(gate.Metric("pullgate_pod_source_synced"))(w) == 1
+	})
+}
+
+// watchEvents returns the Events of pullgated on pods with a name as they come to the API server.
+func watchEvents(t *testing.T, pod string) watch.Interface {
+	t.Helper()
+	config := testkit.Value(clusters.Get(kubernetes134))(t).Config(cluster.Administrator)
+	config.Timeout = 0 // which would end the watch
+	events := testkit.Value(kubernetes.NewForConfig(config))(t).CoreV1().Events("")
+	o := metav1.ListOptions{FieldSelector: "reportingComponent=pullgate,involvedObject.name=" + pod}
+	o.ResourceVersion = testkit.Value(events.List(t.Context(), o))(t).ResourceVersion
+	w := testkit.Value(events.Watch(t.Context(), o))(t)
+	t.Cleanup(w.Stop)
+	return w
+}
+
+func next(t *testing.T, events watch.Interface) *corev1.Event {
+	t.Helper()
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	select {
+	case got := <-events.ResultChan():
+		e, ok := got.Object.(*corev1.Event)
+		if !ok || got.Type != watch.Added {
+			t.Fatalf("%+v; want a new Event", got)
+		}
+		return e
+	case <-limit.C:
+		t.Fatalf("no Event within %v", patience)
+		return nil
+	}
+}
+
+var randomName = regexp.MustCompile(`^told\.[0-9a-f]{16}$`)
+
+// anonymous returns an Event without what differs between any two: its name, its times, its node and the image.
+func (x *told) anonymous(e *corev1.Event) string {
+	x.Helper()
+	about := corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: x.name, Name: x.pod.Name, UID: types.UID(x.pod.UID),
+	}
+	message := "image " + x.pod.Image + ": this node checks pull credentials for each pod; see imagePullSecrets"
+	if e.InvolvedObject != about || e.Reason != "PullCredentialsRequired" || e.Message != message || e.Count != 1 ||
+		!randomName.MatchString(e.Name) || e.Source.Host != x.name || e.ReportingInstance != x.name ||
+		e.FirstTimestamp.IsZero() || !e.FirstTimestamp.Equal(&e.LastTimestamp) {
+		x.Errorf("Event for %s of %s: %+v", x.pod.Image, x.name, e)
+	}
+	rest := e.DeepCopy()
+	rest.ObjectMeta = metav1.ObjectMeta{Labels: e.Labels, Annotations: e.Annotations, OwnerReferences: e.OwnerReferences}
+	rest.InvolvedObject, rest.FirstTimestamp, rest.LastTimestamp = corev1.ObjectReference{}, metav1.Time{}, metav1.Time{}
+	rest.Source.Host, rest.ReportingInstance, rest.Message = "", "", ""
+	return rest.String()
+}

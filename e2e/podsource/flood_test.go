@@ -1,0 +1,122 @@
+package podsource_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// 10,000 denied pods of a namespace get the Events that the rate permits, one a pod, and take none of another namespace.
+// No runtime has so many sandboxes on one machine, so this one is not real.
+func TestDeniedPodsMakeFewEvents(t *testing.T) {
+	t.Parallel()
+	const many = 10_000
+	w := begin(t, kubernetes134)
+	victims := w.name + "-victims"
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: victims}}
+	testkit.Value(w.core.Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
+	api := w.fastClient()
+	all := make([]*criproxytest.Pod, many)
+	var g errgroup.Group
+	g.SetLimit(16)
+	began := time.Now()
+	for i := range all {
+		g.Go(func() (err error) {
+			all[i], err = denied(t, api, w.name, w.name, fmt.Sprintf("job-%d", i))
+			return err
+		})
+	}
+	w.must(g.Wait())
+	t.Logf("%d pods in %v", many, time.Since(began).Round(time.Millisecond))
+	during := testkit.Value(denied(t, api, victims, w.name, "during"))(t)
+	after := testkit.Value(denied(t, api, victims, w.name, "after"))(t)
+
+	w.certify(day, nodes)
+	gate := node.RunPullgated(w, w.dir, criproxytest.NewRuntime(t).Endpoint(), w.enforcing()...)
+	w.synced(gate)
+	kubelet := criproxytest.NewKubelet(t, gate.Endpoint())
+	// try makes a pre-check of a pod, which denies it.
+	try := func(p *criproxytest.Pod) error {
+		if err := kubelet.Sandbox(t.Context(), p); err != nil {
+			return err
+		}
+		id, err := kubelet.TryPrecheck(t.Context(), p, image)
+		if id != "" {
+			t.Errorf("%s is shown", id)
+		}
+		return err
+	}
+	began = time.Now()
+	for i, p := range all {
+		if i == many/2 {
+			g.Go(func() error { return try(during) })
+		}
+		g.Go(func() error { return try(p) })
+	}
+	w.must(errors.Join(g.Wait(), try(after)))
+	flooded := time.Now()
+	t.Logf("%d pre-checks in %v", many+2, flooded.Sub(began).Round(time.Millisecond))
+	// told returns how many Events the pods of a namespace have. None has two.
+	told := func(namespace string) int {
+		list := testkit.Value(w.core.Events(namespace).List(t.Context(), metav1.ListOptions{}))(t)
+		have := map[string]int{}
+		for _, e := range list.Items {
+			if have[e.InvolvedObject.Name]++; e.Reason != "PullCredentialsRequired" || have[e.InvolvedObject.Name] > 1 {
+				t.Errorf("a second Event, or another one: %+v", e)
+			}
+		}
+		return len(have)
+	}
+	w.until("the pods of the other namespace have their Events", func() bool { return told(victims) == 2 })
+	soon := time.Since(flooded)
+	n := told(w.name)
+	permitted := 10 + int(time.Since(began).Seconds())
+	t.Logf("%d Events, and those of the other namespace within %v", n, soon.Round(time.Millisecond))
+	if n < 10 || n+2 > permitted {
+		t.Errorf("%d Events, and two of another namespace; want at least 10 and at most %d in all", n, permitted)
+	}
+	if soon > 20*time.Second { // 500 others wait, for minutes
+		t.Errorf("the other namespace had its Events after %v", soon)
+	}
+	counted := func(outcome string) int {
+		return int(testkit.Value(gate.Metric("pullgate_pod_events_total", `outcome="`+outcome+`"`))(w))
+	}
+	if all := counted("sent") + counted("dropped"); all+500 < many {
+		t.Errorf("%d Events sent or dropped; want that at most 500 wait", all)
+	}
+}
+
+// fastClient is the administrator, without a limit of its own.
+func (w *world) fastClient() corev1client.CoreV1Interface {
+	w.Helper()
+	config := w.cluster.Config(cluster.Administrator)
+	config.QPS, config.ContentType = -1, "application/vnd.kubernetes.protobuf"
+	return testkit.Value(kubernetes.NewForConfig(config))(w).CoreV1()
+}
+
+// denied makes a pod of a node that has no access to its image, as its kubelet knows it.
+func denied(
+	t *testing.T, api corev1client.CoreV1Interface, namespace, node, name string,
+) (*criproxytest.Pod, error) {
+	t.Helper()
+	p, err := api.Pods(namespace).Create(t.Context(), pod(namespace, node, name), metav1.CreateOptions{})
+	return &criproxytest.Pod{UID: string(p.UID), Config: &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Uid: string(p.UID), Namespace: namespace, Name: name},
+		Annotations: map[string]string{
+			"kubernetes.io/config.seen": string(p.UID), "kubernetes.io/config.source": "api",
+		},
+	}}, err
+}
