@@ -48,15 +48,14 @@ func Within(limit time.Duration, holds func() bool) bool {
 // tries have to be mixed, so that what else the machine does concerns each kind.
 func WantAlike(tb testing.TB, what string, took map[string][]time.Duration) {
 	tb.Helper()
-	medians := map[string]time.Duration{}
-	var all []time.Duration
+	var medians []time.Duration
 	for kind, d := range took {
 		slices.Sort(d)
-		medians[kind] = d[len(d)/2]
-		all = append(all, d[len(d)/2])
-		tb.Logf("%s, %s: %d tries, median %v, quartiles %v and %v", what, kind, len(d), d[len(d)/2], d[len(d)/4], d[len(d)*3/4])
+		median := d[len(d)/2]
+		medians = append(medians, median)
+		tb.Logf("%s, %s: %d tries, median %v, quartiles %v and %v", what, kind, len(d), median, d[len(d)/4], d[len(d)*3/4])
 	}
-	if slices.Max(all)*2 > slices.Min(all)*3 {
+	if slices.Max(medians)*2 > slices.Min(medians)*3 {
 		tb.Errorf("%s: medians %v; want them to differ by at most half", what, medians)
 	}
 }

@@ -19,17 +19,17 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// Each of toldNodes has as many images of each kind as make 200 tries of it.
+// Each of tenantNodes makes its share of 200 tries of each kind, at the rate that a node has.
 const (
-	toldNodes  = 20
-	eachImages = 200 / toldNodes
+	tenantNodes = 20
+	eachImages  = 200 / tenantNodes
 )
 
 // kinds are those of images that a pod with Never is denied.
 func kinds() []string { return []string{"absent", "hidden", "others"} }
 
-// A told is a node of its own API identity, before the containerd of all, with a tenant's pod on it.
-type told struct {
+// A tenantNode is a node with a pullgated before a containerd that all nodes share, and with a pod of a tenant.
+type tenantNode struct {
 	*world
 	gate    *node.Pullgated
 	kubelet *node.Kubelet
@@ -41,17 +41,17 @@ func TestEventsAreAlike(t *testing.T) {
 	t.Parallel()
 	n := testkit.Value(node.New(t.Context(), node.Options{}))(t)
 	host.AtEnd(t, n.Close)
-	name := func(kind string, i int) string { return fmt.Sprintf("%s/told/%s:%d", n.Private.Host(), kind, i) }
+	name := func(kind string, i int) string { return fmt.Sprintf("%s/tenants/%s:%d", n.Private.Host(), kind, i) }
 	bringImages(t, n, name)
-	events := watchEvents(t, "told")
-	all := make([]*told, toldNodes)
+	events := watchEvents(t, "tenant")
+	all := make([]*tenantNode, tenantNodes)
 	for i := range all {
-		all[i] = startTold(t, n, name)
+		all[i] = startTenantNode(t, n, name)
 	}
 
 	texts, took := map[string]int{}, map[string][]time.Duration{}
 	// try makes a pre-check and waits for its Event.
-	try := func(x *told, kind string, i int) {
+	try := func(x *tenantNode, kind string, i int) {
 		t.Helper()
 		x.pod.Image = name(kind, i)
 		began := time.Now()
@@ -93,12 +93,10 @@ func bringImages(t *testing.T, n *node.Node, name func(kind string, i int) strin
 	t.Helper()
 	direct := testkit.Value(node.NewKubelet(t.Context(), n.Containerd.Endpoint()))(t)
 	t.Cleanup(direct.Close)
-	alice := &runtimeapi.AuthConfig{Username: node.Alice().Username, Password: node.Alice().Password}
 	for _, kind := range []string{"hidden", "others"} {
 		first := name(kind, 0)
-		repository := "told/" + kind + ":0"
-		testkit.Value(n.Private.Push(t.Context(), repository, node.Image{Content: kind}))(t)
-		testkit.Value(direct.Images.PullImage(t.Context(), &runtimeapi.ImageSpec{Image: first}, alice, nil))(t)
+		testkit.Value(n.Private.Push(t.Context(), "tenants/"+kind+":0", node.Image{Content: kind}))(t)
+		testkit.Value(direct.Images.PullImage(t.Context(), &runtimeapi.ImageSpec{Image: first}, alice(), nil))(t)
 		tag := []string{"images", "tag", first}
 		for i := 1; i < eachImages; i++ {
 			tag = append(tag, name(kind, i))
@@ -111,12 +109,12 @@ func bringImages(t *testing.T, n *node.Node, name func(kind string, i int) strin
 	}
 }
 
-// startTold starts a pullgated for a node of its own with a pod of a tenant without a pull secret. Another tenant has
+// startTenantNode starts a pullgated for a node with the pod of a tenant that has no pull secret. Another tenant has
 // proved access to the images of kind others there.
-func startTold(t *testing.T, n *node.Node, name func(kind string, i int) string) *told {
+func startTenantNode(t *testing.T, n *node.Node, name func(kind string, i int) string) *tenantNode {
 	t.Helper()
-	x := &told{world: begin(t, kubernetes134)}
-	p := pod(x.name, x.name, "told")
+	x := &tenantNode{world: begin(t, kubernetes134)}
+	p := pod(x.name, x.name, "tenant")
 	p.Spec.Containers = nil
 	for _, kind := range kinds() {
 		for i := range eachImages + 1 {
@@ -125,7 +123,7 @@ func startTold(t *testing.T, n *node.Node, name func(kind string, i int) string)
 			})
 		}
 	}
-	x.pod = &node.Pod{Namespace: x.name, Name: "told", UID: x.create(p)}
+	x.pod = &node.Pod{Namespace: x.name, Name: "tenant", UID: x.create(p)}
 	x.certify(day, nodes)
 	x.gate = testkit.Value(n.Protect(t.Context(), n.Containerd.Endpoint(), x.enforcing()...))(t)
 	x.kubelet = testkit.Value(node.NewKubelet(t.Context(), x.gate.Endpoint()))(t)
@@ -133,14 +131,12 @@ func startTold(t *testing.T, n *node.Node, name func(kind string, i int) string)
 	x.must(x.kubelet.Sandbox(t.Context(), x.pod))
 	x.synced(x.gate)
 
-	owner := map[string]string{"kubernetes.io/config.seen": "alice", "kubernetes.io/config.source": "api"}
-	config := &runtimeapi.PodSandboxConfig{
-		Metadata:    &runtimeapi.PodSandboxMetadata{Name: "owner", Namespace: "alice", Uid: "owner-on-" + x.name},
-		Annotations: owner,
+	owner := &runtimeapi.PodSandboxConfig{
+		Metadata:    &runtimeapi.PodSandboxMetadata{Name: "owner", Namespace: "owners", Uid: "owner-on-" + x.name},
+		Annotations: map[string]string{"kubernetes.io/config.seen": "owner", "kubernetes.io/config.source": "api"},
 	}
-	image := &runtimeapi.ImageSpec{Image: name("others", 0), Annotations: owner}
-	login := &runtimeapi.AuthConfig{Username: node.Alice().Username, Password: node.Alice().Password}
-	testkit.Value(x.kubelet.Images.PullImage(t.Context(), image, login, config))(t)
+	image := &runtimeapi.ImageSpec{Image: name("others", 0), Annotations: owner.GetAnnotations()}
+	testkit.Value(x.kubelet.Images.PullImage(t.Context(), image, alice(), owner))(t)
 	status := testkit.Value(x.kubelet.Images.ImageStatus(t.Context(), image, false))(t)
 	if status.GetImage().GetId() == "" {
 		t.Fatal("the owner of an image does not see it")
@@ -148,7 +144,11 @@ func startTold(t *testing.T, n *node.Node, name func(kind string, i int) string)
 	return x
 }
 
-// enforcing are settings of a pullgated for the world's node that denies what nobody has proved.
+func alice() *runtimeapi.AuthConfig {
+	return &runtimeapi.AuthConfig{Username: node.Alice().Username, Password: node.Alice().Password}
+}
+
+// enforcing are settings of a pullgated for the world's node that allows no image without a proof.
 func (w *world) enforcing() []string {
 	w.Helper()
 	return []string{w.podSource(), "imagePullCredentialsVerificationPolicy: AlwaysVerify"}
@@ -163,7 +163,7 @@ func (w *world) synced(gate *node.Pullgated) {
 }
 
 // watchEvents returns the Events of pullgated on pods with a name as they come to the API server.
-func watchEvents(t *testing.T, pod string) watch.Interface {
+func watchEvents(t *testing.T, pod string) <-chan watch.Event {
 	t.Helper()
 	config := testkit.Value(clusters.Get(kubernetes134))(t).Config(cluster.Administrator)
 	config.Timeout = 0 // which would end the watch
@@ -172,15 +172,15 @@ func watchEvents(t *testing.T, pod string) watch.Interface {
 	o.ResourceVersion = testkit.Value(events.List(t.Context(), o))(t).ResourceVersion
 	w := testkit.Value(events.Watch(t.Context(), o))(t)
 	t.Cleanup(w.Stop)
-	return w
+	return w.ResultChan()
 }
 
-func next(t *testing.T, events watch.Interface) *corev1.Event {
+func next(t *testing.T, events <-chan watch.Event) *corev1.Event {
 	t.Helper()
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	select {
-	case got := <-events.ResultChan():
+	case got := <-events:
 		e, ok := got.Object.(*corev1.Event)
 		if !ok || got.Type != watch.Added {
 			t.Fatalf("%+v; want a new Event", got)
@@ -192,10 +192,10 @@ func next(t *testing.T, events watch.Interface) *corev1.Event {
 	}
 }
 
-var randomName = regexp.MustCompile(`^told\.[0-9a-f]{16}$`)
+var randomName = regexp.MustCompile(`^tenant\.[0-9a-f]{16}$`)
 
 // anonymous returns an Event without what differs between any two: its name, its times, its node and the image.
-func (x *told) anonymous(e *corev1.Event) string {
+func (x *tenantNode) anonymous(e *corev1.Event) string {
 	x.Helper()
 	about := corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: x.name, Name: x.pod.Name, UID: types.UID(x.pod.UID),

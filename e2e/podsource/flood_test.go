@@ -19,8 +19,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// 10,000 denied pods of a namespace get the Events that the rate permits, one a pod, and take none of another namespace.
-// No runtime has so many sandboxes on one machine, so this one is not real.
+// 10,000 denied pods of a namespace get the Events that the rate permits, one a pod, and another namespace its own.
+// The runtime is a fake one, because so many sandboxes do not fit on one machine.
 func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	t.Parallel()
 	const many = 10_000
@@ -28,7 +28,7 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	victims := w.name + "-victims"
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: victims}}
 	testkit.Value(w.core.Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
-	api := w.fastClient()
+	api := w.fastClient().CoreV1()
 	all := make([]*criproxytest.Pod, many)
 	var g errgroup.Group
 	g.SetLimit(16)
@@ -69,8 +69,8 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	w.must(errors.Join(g.Wait(), try(after)))
 	flooded := time.Now()
 	t.Logf("%d pre-checks in %v", many+2, flooded.Sub(began).Round(time.Millisecond))
-	// told returns how many Events the pods of a namespace have. None has two.
-	told := func(namespace string) int {
+	// eventsOf returns how many Events the pods of a namespace have. None has two.
+	eventsOf := func(namespace string) int {
 		list := testkit.Value(w.core.Events(namespace).List(t.Context(), metav1.ListOptions{}))(t)
 		have := map[string]int{}
 		for _, e := range list.Items {
@@ -80,9 +80,9 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 		}
 		return len(have)
 	}
-	w.until("the pods of the other namespace have their Events", func() bool { return told(victims) == 2 })
+	w.until("the pods of the other namespace have their Events", func() bool { return eventsOf(victims) == 2 })
 	soon := time.Since(flooded)
-	n := told(w.name)
+	n := eventsOf(w.name)
 	permitted := 10 + int(time.Since(began).Seconds())
 	t.Logf("%d Events, and those of the other namespace within %v", n, soon.Round(time.Millisecond))
 	if n < 10 || n+2 > permitted {
@@ -100,11 +100,11 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 }
 
 // fastClient is the administrator, without a limit of its own.
-func (w *world) fastClient() corev1client.CoreV1Interface {
+func (w *world) fastClient() *kubernetes.Clientset {
 	w.Helper()
 	config := w.cluster.Config(cluster.Administrator)
 	config.QPS, config.ContentType = -1, "application/vnd.kubernetes.protobuf"
-	return testkit.Value(kubernetes.NewForConfig(config))(w).CoreV1()
+	return testkit.Value(kubernetes.NewForConfig(config))(w)
 }
 
 // denied makes a pod of a node that has no access to its image, as its kubelet knows it.
