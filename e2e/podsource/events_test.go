@@ -204,7 +204,7 @@ func (x *tenantNode) anonymous(e *corev1.Event) string {
 	if e.InvolvedObject != about || e.Reason != "PullCredentialsRequired" || e.Message != message || e.Count != 1 ||
 		!randomName.MatchString(e.Name) || e.Source.Host != x.name || e.ReportingInstance != x.name ||
 		e.FirstTimestamp.IsZero() || !e.FirstTimestamp.Equal(&e.LastTimestamp) {
-		x.Errorf("Event for %s of %s: %+v", x.pod.Image, x.name, e)
+		x.Fatalf("Event for %s of %s: %+v", x.pod.Image, x.name, e)
 	}
 	rest := e.DeepCopy()
 	rest.ObjectMeta = metav1.ObjectMeta{Labels: e.Labels, Annotations: e.Annotations, OwnerReferences: e.OwnerReferences}
