@@ -134,8 +134,8 @@ func TestWhy(t *testing.T) {
 		t.Errorf("of a pod with the pull secrets of its service account, with exit code %d, %s", code, text)
 	}
 	a, code, text = why(reader, "before", "builder")
-	const note = "Service account builder has pull secrets that this pod does not have: missing, opaque, elsewhere. A pod " +
-		"gets them when it is created, and only if it names none itself."
+	const note = "Service account builder has pull secrets that this pod does not have: missing, opaque, elsewhere. " +
+		"A pod gets them when it is created, and only if it names none itself."
 	if code != 4 || len(a.Secrets) != 0 || !slices.Contains(a.Notes, note) {
 		t.Errorf("of a pod that was created before, with exit code %d, %s", code, text)
 	}
