@@ -50,7 +50,7 @@ const onGoodNodes = `{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExe
 	{"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["good-1", "good-2", "good-3"]}]}
 ]}}}`
 
-// chart installs the Helm chart, whose pods wait for nodes.
+// chart installs the Helm chart.
 func (s *site) chart() {
 	s.Helper()
 	i := strings.LastIndex(s.older.image, ":")

@@ -23,8 +23,8 @@ func (f *Fleet) serveEgress() (err error) {
 	socket := f.path("egress.sock")
 	host.Check(os.WriteFile(f.path("egress.yaml"), fmt.Appendf(nil, egress, socket), 0o600))
 	l := host.Must(net.Listen("unix", socket))
-	f.egress = &http.Server{Handler: http.HandlerFunc(f.connect)} //nolint:gosec // the API server is its client
-	go func() { _ = f.egress.Serve(l) }()                         // until Close
+	f.egress = &http.Server{Handler: http.HandlerFunc(f.connect)}
+	go func() { _ = f.egress.Serve(l) }() // until Close
 	return nil
 }
 

@@ -43,9 +43,9 @@ func TestFleet(t *testing.T) {
 	var containers map[string]fleet.Container
 	s.step("nodes with pods", func() {
 		app := testkit.Value(s.fleet.Push(s.Context(), "app:1"))(s)
-		s.chart()
 		s.nodes = testkit.Value(s.fleet.Join(s.Context(), "good-1", "good-2", "good-3", "bad-1", "bad-2", "bad-3",
 			"bad-4"))(s)
+		s.chart() // with one node, both pods would be there
 		s.must(s.fleet.Run(s.Context(), apps, app.Name, perNode, s.nodes[:3]...),
 			s.fleet.Run(s.Context(), apps, app.Name, 1, s.nodes[3:]...))
 		s.label(good, s.nodes[:3]...)
