@@ -85,8 +85,8 @@ func breakages() map[string]breakage {
 	}
 }
 
-// breaks runs a breakage. In each wave of the Rollout is one of the nodes, which are sorted by their names. Those before
-// a wave are installed, its node is as before, and those behind it stay untouched.
+// breaks runs a breakage. Each wave of the Rollout has one node; they are sorted by their names. The node of a wave
+// fails and is as before, those of the waves before it are installed, and those behind it stay untouched.
 func (s *site) breaks(name string, wave int, nodes ...*fleet.Node) {
 	s.Helper()
 	began := time.Now()

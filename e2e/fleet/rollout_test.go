@@ -305,8 +305,8 @@ func (s *site) pullgated(n *fleet.Node, b build) {
 	}
 }
 
-// audited checks that the API server has refused no call of the dispatcher and of pullgated, and has neither answered nor
-// made a token of the service account of installing pods.
+// audited checks that the API server has refused no call of the dispatcher and of pullgated, and that the service
+// account of installing pods made no call and got no token.
 func (s *site) audited() {
 	const tokens = "/serviceaccounts/" + account + "/token"
 	calls, made, used := 0, map[string]int{}, map[string]int{}

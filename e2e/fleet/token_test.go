@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -91,13 +92,7 @@ func runs(p *corev1.Pod) bool {
 // user is the name of the service account of a namespace at the API server.
 func user(namespace string) string { return "system:serviceaccount:" + namespace + ":" + account }
 
-func places(tokens map[string]string) (all []string) {
-	for place := range tokens {
-		all = append(all, place)
-	}
-	slices.Sort(all)
-	return all
-}
+func places(tokens map[string]string) []string { return slices.Sorted(maps.Keys(tokens)) }
 
 // token is a token of a service account in a text.
 var token = regexp.MustCompile(`eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+`)
