@@ -20,6 +20,7 @@ func TestValuesThatCannotWork(t *testing.T) {
 	t.Parallel()
 	for _, h := range helms(t) {
 		t.Run(h.name, func(t *testing.T) {
+			t.Parallel()
 			for set, place := range map[string]string{
 				"image.repository=":                                "/image/repository",
 				"image.repository=pullgate":                        "/image/repository",
@@ -58,11 +59,46 @@ func TestValuesThatCannotWork(t *testing.T) {
 				"dispatcher.installFolders=":                       "/dispatcher/installFolders",
 				"reports.enabled=yes":                              "/reports/enabled",
 				"reports.readers={system:authenticated}":           "/reports/readers/0",
+				"dispatcher.resources.limits.memory=banana":        "/dispatcher/resources/limits/memory",
+				"dispatcher.resources.requests.cpu=-1":             "/dispatcher/resources/requests/cpu",
+				"dispatcher.resources.limits.ram=1Gi":              "/dispatcher/resources/limits",
+				"webhook.resources.limit.memory=1Gi":               "/webhook/resources",
+				"dispatcher.tolerations[0].operator=Foo":           "/dispatcher/tolerations/0/operator",
+				"dispatcher.tolerations[0].effect=NoRun":           "/dispatcher/tolerations/0/effect",
+				"dispatcher.tolerations[0].key=a b":                "/dispatcher/tolerations/0/key",
+				"dispatcher.tolerations[0].value=a":                "/dispatcher/tolerations/0",
+				"webhook.tolerations[0].keys=a":                    "/webhook/tolerations/0",
+				"dispatcher.nodeSelector.a b=c":                    "/dispatcher/nodeSelector",
+				"dispatcher.nodeSelector.a/b/c=d":                  "/dispatcher/nodeSelector",
+				"webhook.nodeSelector.a=b c":                       "/webhook/nodeSelector/a",
+				"dispatcher.affinity.foo=bar":                      "/dispatcher/affinity",
+				"webhook.affinity.podAffinity.required=a":          "/webhook/affinity/podAffinity",
+				"monitoring.rules.labels.a b=c":                    "/monitoring/rules/labels",
+				"webhook.networkPolicy.metrics[0].pods=a":          "/webhook/networkPolicy/metrics/0",
+				"webhook.networkPolicy.apiServers={999.1.1.1/300}": "/webhook/networkPolicy/apiServers/0",
+				"webhook.networkPolicy.apiServers={10.0.0.10/33}":  "/webhook/networkPolicy/apiServers/0",
+				"webhook.networkPolicy.apiServers={1.2.3/8}":       "/webhook/networkPolicy/apiServers/0",
+				"webhook.networkPolicy.apiServers={1:2/64}":        "/webhook/networkPolicy/apiServers/0",
+				"webhook.networkPolicy.apiServers={::1/129}":       "/webhook/networkPolicy/apiServers/0",
+				"webhook.networkPolicy.apiServers={1::2::3/64}":    "/webhook/networkPolicy/apiServers/0",
+				"webhook.networkPolicy.apiServers={10.0.0.10/}":    "/webhook/networkPolicy/apiServers/0",
 			} {
 				_, err := h.run(t, "template", "pullgate", chart(t), "--values", values("minimal"), "--set", set)
 				if err == nil || !strings.Contains(err.Error(), "'"+place+"'") {
 					t.Errorf("--set %s: %v; want an error at %s", set, err, place)
 				}
+			}
+			for _, set := range []string{
+				"dispatcher.resources.limits.memory=100000000",
+				"dispatcher.resources.limits.example\\.com/fpga=1",
+				"dispatcher.resources.requests.cpu=0.5",
+				"dispatcher.resources.limits=null",
+				"dispatcher.tolerations[0].operator=Exists",
+				"dispatcher.tolerations[0].key=a,dispatcher.tolerations[0].value=b",
+				"dispatcher.nodeSelector.node\\.example\\.com/pool=",
+				"webhook.networkPolicy.apiServers={0.0.0.0/0,255.255.255.255/32,::/0,::1/128,fd00::/8,1:2:3:4:5:6:7:8/64,1::8/7}",
+			} {
+				h.template(t, "--values", values("minimal"), "--set", set)
 			}
 			// Without webhook and dispatcher, neither an image nor a certificate is needed.
 			h.template(t, "--set", "dispatcher.enabled=false", "--set", "monitoring.rules.enabled=true")
