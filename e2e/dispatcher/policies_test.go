@@ -17,7 +17,12 @@ import (
 // TestPolicies tries, with the identity of the dispatcher, what its rights would allow and the policies of the chart do
 // not, and with that of an administrator, what only the dispatcher may do in its namespace.
 func TestPolicies(t *testing.T) {
-	x := begin(t, 2)
+	t.Parallel()
+	onEach(t, 2, policies)
+}
+
+func policies(x *test) {
+	t := x.T
 	x.nodes[0].fails.Store(true)
 	x.create("")
 	x.becomes("Stopped", "failed 1, pending 1") // so that a pod of the dispatcher stays
@@ -80,7 +85,8 @@ func TestPolicies(t *testing.T) {
 	refused("the same pod of an administrator", only, create(x.fleet.Client, func(*corev1.Pod) {}))
 	refused("any pod with a hostPath", only, create(x.fleet.Client, func(p *corev1.Pod) { p.Labels = nil }))
 	if err := create(x.fleet.Client, func(p *corev1.Pod) {
-		p.Labels, p.Spec.Volumes, p.Spec.Containers = nil, nil, []corev1.Container{sidecar()}
+		p.Labels, p.Annotations, p.Spec.Volumes = nil, nil, nil // 1.30 has an annotation by container
+		p.Spec.Containers = []corev1.Container{sidecar()}
 	}); err != nil {
 		t.Errorf("a pod of an administrator without a hostPath is refused: %v", err)
 	}
@@ -107,7 +113,7 @@ func TestPolicies(t *testing.T) {
 		t.Errorf("the status of the pod, from the node, is refused: %v", err)
 	}
 	refused("a pod with a name of the dispatcher's", only, create(x.fleet.Client, func(p *corev1.Pod) {
-		p.Name, p.Labels, p.Spec.Volumes = "pullgate-install-0123456789abcdef", nil, nil
+		p.Name, p.Labels, p.Annotations, p.Spec.Volumes = "pullgate-install-0123456789abcdef", nil, nil, nil
 		p.Spec.Containers = []corev1.Container{sidecar()}
 	}))
 	for _, sub := range []string{"exec", "attach"} {

@@ -28,8 +28,24 @@ type test struct {
 
 func begin(t *testing.T, nodes int) *test {
 	t.Helper()
+	return beginOn(t, usual, nodes)
+}
+
+// Releases of Kubernetes: the oldest one that docs/fleet.md names, and that of most tests.
+const oldest, usual = "1.30", "1.34"
+
+// onEach runs a test before an API server of each release.
+func onEach(t *testing.T, nodes int, test func(*test)) {
+	t.Helper()
+	for _, release := range []string{oldest, usual} {
+		t.Run(release, func(t *testing.T) { test(beginOn(t, release, nodes)) })
+	}
+}
+
+func beginOn(t *testing.T, release string, nodes int) *test {
+	t.Helper()
 	t.Parallel()
-	x := &test{T: t, fleet: testkit.Value(fleets.Get("1.34"))(t)}
+	x := &test{T: t, fleet: testkit.Value(fleets.Get(release))(t)}
 	x.pool = strings.ToLower(strings.ReplaceAll(t.Name(), "/", "-"))
 	for i := range nodes {
 		x.nodes = append(x.nodes, x.fleet.join(t, fmt.Sprintf("%s-%d", x.pool, i), x.pool))
@@ -133,7 +149,12 @@ func (x *test) node(i int) *corev1.Node {
 
 // Three nodes are installed, upgraded and taken off.
 func TestInstallUpgradeRemove(t *testing.T) {
-	x := begin(t, 3)
+	t.Parallel()
+	onEach(t, 3, installUpgradeRemove)
+}
+
+func installUpgradeRemove(x *test) {
+	t := x.T
 	x.create("  waves: [1, 2]")
 	x.becomes("Complete", "installed 3")
 	x.edit("{mode: Shadow, version: v2, image: 'registry.example.com/pullgate:v2', waves: [3]}")

@@ -10,9 +10,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// publicKey is a key in PEM, as a JSON string.
+const publicKey = `"-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEQi9UP3ILvnOagDE4weN1prW53Z0Q\n` +
+	`6xx3c4Ewt6X8m1+NQJ6bSq3449obFwlwStXNrNnibR2QZv3NgF0L/DbemA==\n-----END PUBLIC KEY-----\n"`
+
 // TestSchemaRefusesWhatCanNeverWork names for each value the place of the error.
 func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
-	x := begin(t, 0)
+	t.Parallel()
+	onEach(t, 0, refusesWhatCanNeverWork)
+}
+
+func refusesWhatCanNeverWork(x *test) {
+	t := x.T
 	try := func(change func(spec map[string]any)) error {
 		o := parse(t, fmt.Sprintf(rollout, x.pool))
 		spec, _ := o.Object["spec"].(map[string]any)
@@ -34,7 +43,19 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 		{"image", `"registry.example.com/pullgate"`, "spec.image"},
 		{"image", `"a b:v1"`, "spec.image"},
 		{"image", `"a@sha256:0"`, "spec.image"},
+		{"image", `"a//b:v1"`, "spec.image"},
+		{"image", `"registry.example.com/Team/pullgate:v1"`, "spec.image"},
+		{"image", `"registry.example.com/a/:v1"`, "spec.image"},
+		{"image", `"registry.example.com:port/a:v1"`, "spec.image"},
+		{"image", `"a:` + strings.Repeat("v", 129) + `"`, "spec.image"},
 		{"nodeSelector", `null`, "spec.nodeSelector"},
+		{"nodeSelector", `{"matchLabels": {"a b": "c"}}`, "spec.nodeSelector.matchLabels"},
+		{"nodeSelector", `{"matchLabels": {"a/b/c": "d"}}`, "spec.nodeSelector.matchLabels"},
+		{"nodeSelector", `{"matchLabels": {"": "a"}}`, "spec.nodeSelector.matchLabels"},
+		{"nodeSelector", `{"matchLabels": {"` + strings.Repeat("a", 64) + `": "b"}}`, "spec.nodeSelector.matchLabels"},
+		{"nodeSelector", `{"matchExpressions": [{"key": "a b", "operator": "Exists"}]}`, "matchExpressions[0].key"},
+		{"nodeSelector", `{"matchExpressions": [{"key": "", "operator": "Exists"}]}`, "matchExpressions[0].key"},
+		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "In", "values": ["b c"]}]}`, "values[0]"},
 		{"nodeSelector", `{"pool": "a"}`, "spec.nodeSelector.pool"},
 		{"nodeSelector", `{"matchLabels": {"a": "b c"}}`, "spec.nodeSelector.matchLabels"},
 		{"nodeSelector", `{"matchExpressions": [{"key": "a", "operator": "In"}]}`, "spec.nodeSelector.matchExpressions[0]"},
@@ -44,8 +65,12 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 		{"mode", `null`, "spec.mode"},
 		{"configuration", `""`, "configuration is required"},
 		{"unsigned", `false`, "either publicKey or unsigned=true"},
-		{"publicKey", `"-----BEGIN PUBLIC KEY-----\nA"`, "either publicKey or unsigned=true"},
+		{"publicKey", publicKey, "either publicKey or unsigned=true"},
 		{"publicKey", `"-----BEGIN EC PRIVATE KEY-----\nA"`, "spec.publicKey"},
+		{"publicKey", `"-----BEGIN PUBLIC KEY-----\nA"`, "spec.publicKey"},
+		{"publicKey", `"-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----"`, "spec.publicKey"},
+		{"publicKey", `"-----BEGIN PUBLIC KEY-----\nthe key\n-----END PUBLIC KEY-----"`, "spec.publicKey"},
+		{"publicKey", strings.Replace(publicKey, "\\n\"", `\nmore"`, 1), "spec.publicKey"},
 		{"waves", `[]`, "spec.waves"},
 		{"waves", `[0]`, "spec.waves[0]"},
 		{"waves", `["0%"]`, "spec.waves[0]"},
@@ -84,13 +109,27 @@ func TestSchemaRefusesWhatCanNeverWork(t *testing.T) {
 			t.Errorf("%s: %s is answered with %v; want an error about %s", c.field, c.value, err, c.place)
 		}
 	}
+	for text, key := range map[string]string{"as it is": publicKey, "of Windows": strings.ReplaceAll(publicKey, `\n`, `\r\n`)} {
+		if err := try(func(spec map[string]any) {
+			delete(spec, "unsigned")
+			var v any
+			testkit.Must(t, json.Unmarshal([]byte(key), &v))
+			spec["publicKey"] = v
+		}); err != nil {
+			t.Errorf("a key %s is refused: %v", text, err)
+		}
+	}
 	for _, c := range []struct{ field, value string }{
 		{"waves", `[1, "1%", "100%", 5000]`},
 		{"failureBudget", `"0%"`},
 		{"soak", `"1h30m"`},
 		{"confirmWithin", `"30s"`},
 		{"image", `"registry.example.com:5000/a/b@sha256:` + strings.Repeat("0", 64) + `"`},
+		{"image", `"[2001:db8::1]:5000/a__b/c-d.e:v1@sha256:` + strings.Repeat("0", 64) + `"`},
+		{"image", `"pullgate:v1"`},
 		{"nodeSelector", `{}`},
+		{"nodeSelector", `{"matchLabels": {"a": "", "node.example.com/pool-1_a": "B.c"}}`},
+		{"nodeSelector", `{"matchExpressions": [{"key": "a.b/C", "operator": "NotIn", "values": [""]}]}`},
 		{"installFolder", `"/var/lib/pullgate-install"`},
 		{"version", `"0123abc-dirty"`},
 	} {
