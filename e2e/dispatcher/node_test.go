@@ -34,7 +34,7 @@ type played struct {
 
 type request struct {
 	Attempt, Action, Version, Mode, Configuration, MachineID, NodeName, ConfirmWithin, Probation string
-	Unsigned                                                                                     bool
+	Unsigned, Purge                                                                              bool
 }
 
 // join makes a node with labels and taints, and plays it until the test ends.

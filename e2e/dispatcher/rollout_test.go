@@ -218,11 +218,14 @@ func TestNodesComeAndGo(t *testing.T) {
 	x.create("  startupTaint: true")
 	x.becomes("Waiting", "installed 1, skippedNotReady 1")
 	testkit.Equal(t, "skipped", fmt.Sprint(x.status().Skipped), "["+x.nodes[1].name+"]")
-	x.nodes[1].ready(true)
-	x.nodes = append(x.nodes, x.fleet.join(t, x.pool+"-2", x.pool,
-		corev1.Taint{Key: "fleet.pullgate.dev/not-ready", Effect: corev1.TaintEffectNoSchedule},
-		corev1.Taint{Key: "other", Effect: corev1.TaintEffectNoSchedule}))
-	x.becomes("Complete", "installed 3")
+	most := x.changedAtOnce(func() {
+		x.nodes[1].ready(true)
+		x.nodes = append(x.nodes, x.fleet.join(t, x.pool+"-2", x.pool,
+			corev1.Taint{Key: "fleet.pullgate.dev/not-ready", Effect: corev1.TaintEffectNoSchedule},
+			corev1.Taint{Key: "other", Effect: corev1.TaintEffectNoSchedule}))
+		x.becomes("Complete", "installed 3")
+	})
+	testkit.Equal(t, "late nodes that are changed at the same time", most, 1)
 	has := func(key string) bool { // the API server adds more
 		return slices.ContainsFunc(x.node(2).Spec.Taints, func(t corev1.Taint) bool { return t.Key == key })
 	}
@@ -234,6 +237,46 @@ func TestNodesComeAndGo(t *testing.T) {
 		metav1.PatchOptions{}))(t)
 	x.becomes("Complete", "installed 2")
 	testkit.Equal(t, "asked", x.nodes[0].asked(), "[Install v1 Enforce Remove v1]")
+	x.edit("{mode: 'Off', purge: true, waves: [2]}")
+	x.becomes("Complete", "installed 2")
+	for _, p := range x.nodes[1:] {
+		testkit.Equal(t, "asked of "+p.name, p.asked(), "[Install v1 Enforce Remove v1]")
+		if r := p.requests[len(p.requests)-1]; !r.Purge {
+			t.Errorf("request %+v; want one that purges", r)
+		}
+	}
+}
+
+// changedAtOnce returns the greatest number of nodes that had an attempt in progress at the same time while do ran. The
+// events of a watch have the order in which the API server has taken the writes.
+func (x *test) changedAtOnce(do func()) (most int) {
+	x.Helper()
+	nodes, selector := x.fleet.Client.CoreV1().Nodes(), "pool="+x.pool
+	now := testkit.Value(nodes.List(x.Context(), metav1.ListOptions{LabelSelector: selector}))(x)
+	w := testkit.Value(nodes.Watch(x.Context(), metav1.ListOptions{
+		LabelSelector: selector, ResourceVersion: now.ResourceVersion,
+	}))(x)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		running := map[string]bool{}
+		for e := range w.ResultChan() {
+			n, ok := e.Object.(*corev1.Node)
+			if !ok {
+				continue
+			}
+			var attempt struct{ Rollout, Outcome string }
+			_ = json.Unmarshal([]byte(n.Annotations["fleet.pullgate.dev/attempt"]), &attempt)
+			if running[n.Name] = true; attempt.Rollout == "" || attempt.Outcome != "" {
+				delete(running, n.Name)
+			}
+			most = max(most, len(running))
+		}
+	}()
+	do()
+	w.Stop()
+	<-done
+	return most
 }
 
 // The dispatcher that leads is killed while nodes are changed: the other one continues the same attempts.

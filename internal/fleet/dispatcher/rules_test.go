@@ -1,6 +1,11 @@
 package dispatcher
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"slices"
 	"strings"
@@ -90,6 +95,42 @@ func TestFailuresStop(t *testing.T) {
 			testkit.Equal(t, "pods left", len(s.pods), 0)
 		})
 	}
+}
+
+// The first ten failures are listed, in the order of time, and all are counted. Nothing is lost when one of them goes, or
+// all are tried again.
+func TestFirstTenFailures(t *testing.T) {
+	s := newSim(t, 14)
+	for i := range 12 {
+		s.does[fmt.Sprintf("node-%02d", i)] = takesBack
+	}
+	s.does["node-00"] = deaf // fails after the others
+	s.rollout("r", func(x *api.RolloutSpec) { x.Waves, x.FailureBudget = waves(4), new(intstr.FromInt(20)) })
+	listed := func(want string) {
+		t.Helper()
+		s.settle()
+		var got []string
+		for _, f := range s.rollouts["r"].Status.Failures {
+			got = append(got, strings.TrimPrefix(f.Node, "node-"))
+			if f.Stage != "Compare" || !strings.Contains(f.State, "as before") || f.Message == "" || f.Next == "" {
+				t.Errorf("failure %+v; want a sentence", f)
+			}
+		}
+		testkit.Equal(t, "failures", fmt.Sprint(got), want)
+	}
+	listed("[01 02 03 04 05 06 07 08 09 10]")
+	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 14, Installed: 2, Failed: 12})
+	testkit.Equal(t, "pods that are kept", len(s.pods), 10)
+
+	n := s.nodes["node-03"]
+	n.Status.NodeInfo.MachineID, n.ResourceVersion, s.does[n.Name] = "another", s.next(), works
+	listed("[01 02 04 05 06 07 08 09 10 11]")
+	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 14, Installed: 3, Failed: 11})
+
+	s.does["node-02"], s.does["node-00"] = works, takesBack
+	s.edit("r", func(x *api.RolloutSpec) { x.Retry = "again" })
+	listed("[00 01 04 05 06 07 08 09 10 11]")
+	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 14, Installed: 4, Failed: 10})
 }
 
 // A node that is not well after its turn stops the waves until it is, or the budget has place for it.
@@ -215,21 +256,31 @@ func (s *sim) bare(name string) {
 // them as they are.
 func TestTakeOff(t *testing.T) {
 	for name, off := range map[string]func(*sim){
-		"off":     func(s *sim) { s.edit("r", func(x *api.RolloutSpec) { x.Mode = api.ModeOff }) },
+		"off": func(s *sim) { s.edit("r", func(x *api.RolloutSpec) { x.Mode = api.ModeOff }) },
+		"off, purged": func(s *sim) {
+			s.edit("r", func(x *api.RolloutSpec) { x.Mode, x.Purge = api.ModeOff, true })
+		},
 		"deleted": func(s *sim) { s.delete("r") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSim(t, 4)
 			s.rollout("r", nil)
 			s.pass(time.Hour)
+			s.requests = nil
 			off(s)
 			s.pass(time.Hour)
+			testkit.Equal(t, "requests", len(s.requests), 4)
+			for _, r := range s.requests {
+				if r.Action != api.ActionRemove || r.Mode != "" || r.Purge != strings.Contains(name, "purged") {
+					t.Errorf("request %+v", r)
+				}
+			}
 			for name := range s.nodes {
 				s.bare(name)
 			}
 			if r := s.rollouts["r"]; name == "deleted" && r != nil {
 				t.Errorf("the Rollout is still there: %+v", r.Status)
-			} else if name == "off" {
+			} else if name != "deleted" {
 				s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 4, Installed: 4})
 			}
 			testkit.Equal(t, "pods left", len(s.pods), 0)
@@ -316,6 +367,39 @@ func TestInvalidRolloutTouchesNothing(t *testing.T) {
 			t.Errorf("%s: %s, %s; want Invalid, %s", text, st.Phase, st.Message, want)
 		}
 		testkit.Equal(t, "pods made", s.created-before, 0)
+	}
+}
+
+// A key that no node could use is found before the first one has it.
+func TestInvalidKeyTouchesNothing(t *testing.T) {
+	p256 := testkit.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	p384 := testkit.Value(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))(t)
+	inPEM := func(der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
+	}
+	good := inPEM(testkit.Value(x509.MarshalPKIXPublicKey(p256.Public()))(t))
+	for key, want := range map[string]string{
+		inPEM([]byte("damaged")): "asn1",
+		inPEM(testkit.Value(x509.MarshalPKIXPublicKey(p384.Public()))(t)): "want an ECDSA key on P-256",
+		good + good: "want one PUBLIC KEY",
+		good:        "",
+	} {
+		s := newSim(t, 2)
+		s.rollout("r", func(x *api.RolloutSpec) { x.PublicKey, x.Unsigned = key, false })
+		s.pass(time.Hour)
+		st := s.rollouts["r"].Status
+		if want == "" {
+			testkit.Equal(t, "phase with a good key", st.Phase, api.PhaseComplete)
+			continue
+		}
+		if st.Phase != api.PhaseInvalid || !strings.Contains(st.Message, "spec.publicKey: ") ||
+			!strings.Contains(st.Message, want) {
+			t.Errorf("%s, %s; want Invalid, %s", st.Phase, st.Message, want)
+		}
+		testkit.Equal(t, "pods made", s.created, 0)
+		s.edit("r", func(x *api.RolloutSpec) { x.Mode = api.ModeOff }) // which needs no key
+		s.settle()
+		testkit.Equal(t, "phase of a take-off", s.rollouts["r"].Status.Phase, api.PhaseComplete)
 	}
 }
 

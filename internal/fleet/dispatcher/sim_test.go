@@ -53,6 +53,7 @@ type sim struct {
 	rollouts  map[string]*api.Rollout
 	read      map[string]*rollout // of rollouts
 	created   int
+	requests  []api.Request // of the pods that were created
 	confirmed int
 	crash     func() bool // ends the process before a write
 	began     func(changeNode)
@@ -262,6 +263,7 @@ func (s *sim) apply(a action) bool {
 		p.Status.Phase = corev1.PodPending
 		s.pods[p.Name], s.since[p.Name] = &p, s.now
 		s.created++
+		s.requests = append(s.requests, requestOf(s.T, &p))
 	case confirmPod:
 		if p := s.pods[a.pod.Name]; p != nil && p.UID == a.pod.UID {
 			p.Annotations[api.ConfirmAnnotation] = a.attempt
@@ -311,6 +313,12 @@ func (s *sim) patch(name string, patch []byte) bool {
 	return true
 }
 
+func requestOf(t *testing.T, p *corev1.Pod) (r api.Request) {
+	t.Helper()
+	testkit.Must(t, json.Unmarshal([]byte(p.Annotations[api.RequestAnnotation]), &r))
+	return r
+}
+
 // play is the kubelet and the pod.
 func (s *sim) play(p *corev1.Pod) {
 	n := s.nodes[p.Spec.NodeName]
@@ -320,8 +328,7 @@ func (s *sim) play(p *corev1.Pod) {
 	if !strip(n).ready {
 		return
 	}
-	var r api.Request
-	testkit.Must(s.T, json.Unmarshal([]byte(p.Annotations[api.RequestAnnotation]), &r))
+	r := requestOf(s.T, p)
 	does := s.does[n.Name]
 	ready, _ := readiness(p)
 	step := func() { s.since[p.Name] = s.now }

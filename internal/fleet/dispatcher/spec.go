@@ -19,6 +19,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/fleet/api"
+	"github.com/pullgate/pullgate/internal/operator/release"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
@@ -61,6 +62,11 @@ func newRollout(r *api.Rollout, own, version string) *rollout {
 				version, s.Version))
 		}
 		err = errors.Join(err, checkConfiguration(s))
+		if s.PublicKey != "" {
+			if _, wrong := release.ParseKey([]byte(s.PublicKey)); wrong != nil {
+				err = errors.Join(err, fmt.Errorf("spec.publicKey: %w", wrong))
+			}
+		}
 	}
 	x.invalid = err
 	// What does not change what becomes of a node does not begin anew.
