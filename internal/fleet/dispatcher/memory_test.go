@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -18,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -34,6 +37,7 @@ import (
 
 const (
 	manyNodes   = 15_000
+	manyPods    = 50 // of a wave
 	memoryBound = 100 << 20
 	childOf     = "PULLGATE_TEST_API" // the URL of the API server, in the process that is measured
 )
@@ -66,17 +70,18 @@ func TestMemoryOf15000Nodes(t *testing.T) {
 			defer func() { stop(); _ = child.Wait() }()
 			began := time.Now()
 			select {
-			case <-s.judged:
+			case <-s.changing:
 			case <-time.After(2 * time.Minute): //nolint:forbidigo // of a test
-				t.Fatalf("no status after two minutes\n%s", out.String())
+				t.Fatalf("no wave after two minutes\n%s", out.String())
 			}
+			time.Sleep(time.Second) // the pods reach the cache
 			first := peak(t, child.Process.Pid)
 			close(s.heartbeats)
 			<-s.sent
 			time.Sleep(time.Second)
 			second := peak(t, child.Process.Pid)
-			t.Logf("%d nodes of %d bytes: %d MiB after the first decision in %v, %d MiB after a heartbeat of each", manyNodes,
-				s.size, first>>20, time.Since(began).Round(time.Millisecond), second>>20)
+			t.Logf("%d nodes of %d bytes, %d pods: %d MiB with the wave after %v, %d MiB after a heartbeat of each node",
+				manyNodes, s.size, manyPods, first>>20, time.Since(began).Round(time.Millisecond), second>>20)
 			if second > memoryBound {
 				t.Errorf("%d MiB; want at most %d", second>>20, memoryBound>>20)
 			}
@@ -92,7 +97,7 @@ func peak(t *testing.T, pid int) int {
 	return testkit.Value(strconv.Atoi(string(m[1])))(t) << 10
 }
 
-// A manyServer is an API server with many nodes and a Rollout that is paused.
+// A manyServer is an API server with many nodes and a Rollout, whose first wave begins. The pods of it do not run.
 type manyServer struct {
 	*testing.T
 
@@ -101,10 +106,17 @@ type manyServer struct {
 	info       runtime.SerializerInfo
 	large      *corev1.Node
 	size       int
-	once       sync.Once
-	judged     chan struct{} // closed when the status is written
+	changing   chan struct{} // closed when the wave has its pods
 	heartbeats chan struct{}
 	sent       chan struct{}
+
+	mu      sync.Mutex
+	version int
+	rollout []byte
+	begun   map[string]*corev1.Node // the nodes of the wave
+	pods    int
+	// What has changed since the lists, for the watches.
+	rollouts, changed, created chan []byte
 }
 
 func newManyNodes(t *testing.T, streams bool) *manyServer {
@@ -113,9 +125,19 @@ func newManyNodes(t *testing.T, streams bool) *manyServer {
 	testkit.Must(t, corev1.AddToScheme(scheme))
 	metav1.AddToGroupVersion(scheme, schemaVersion)
 	s := &manyServer{
-		T: t, streams: streams, large: largeParts(), codecs: serializer.NewCodecFactory(scheme), judged: make(chan struct{}),
-		heartbeats: make(chan struct{}), sent: make(chan struct{}),
+		T: t, streams: streams, large: largeParts(), codecs: serializer.NewCodecFactory(scheme),
+		changing: make(chan struct{}), heartbeats: make(chan struct{}), sent: make(chan struct{}),
+		version: 2_000_000, begun: map[string]*corev1.Node{},
+		rollouts: make(chan []byte, 1000), changed: make(chan []byte, 1000), created: make(chan []byte, 1000),
 	}
+	s.rollout = testkit.Value(json.Marshal(map[string]any{
+		"apiVersion": api.Group + "/" + api.Version, "kind": "Rollout",
+		"metadata": map[string]any{"name": "r", "uid": "u", "resourceVersion": "1", "finalizers": []string{api.Finalizer}},
+		"spec": api.RolloutSpec{
+			Version: ownVersion, NodeSelector: &metav1.LabelSelector{}, Mode: api.ModeEnforce, Unsigned: true,
+			Configuration: configuration, Waves: waves(manyPods),
+		},
+	}))(t)
 	s.info, _ = runtime.SerializerInfoForMediaType(s.codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	s.size = len(s.encode(s.node(1)))
 	return s
@@ -184,6 +206,8 @@ func (s *manyServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	watches := r.URL.Query().Get("watch") != ""
 	initial := r.URL.Query().Get("sendInitialEvents") != ""
 	switch {
+	case r.Method != http.MethodGet:
+		s.write(w, r)
 	case watches && initial && !s.streams:
 		w.WriteHeader(http.StatusUnprocessableEntity)
 		_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`))
@@ -192,12 +216,59 @@ func (s *manyServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/v1/nodes":
 		s.listNodes(w, r)
 	case strings.HasSuffix(r.URL.Path, "/pods") && watches:
-		s.watch(w, r, initial, &corev1.Pod{})
+		s.watchPods(w, r, initial)
 	case strings.HasSuffix(r.URL.Path, "/pods"):
 		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
 		_, _ = w.Write(s.encode(&corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}))
 	default:
 		s.serveRollouts(w, r, watches, initial)
+	}
+}
+
+// write takes the status of the Rollout, and for the wave patches of nodes and new pods. It answers and tells the
+// watches, as an API server does.
+func (s *manyServer) write(w http.ResponseWriter, r *http.Request) {
+	body := testkit.Value(io.ReadAll(r.Body))(s)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	version := strconv.Itoa(s.version)
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+	switch name := path.Base(r.URL.Path); {
+	case r.Method == http.MethodPost && name == "pods":
+		o := testkit.Value(runtime.Decode(s.codecs.UniversalDeserializer(), body))(s)
+		p, ok := o.(*corev1.Pod)
+		if !ok {
+			s.Errorf("created a %T; want a pod", o)
+			return
+		}
+		p.UID, p.ResourceVersion, p.ManagedFields = types.UID(version), version, s.large.ManagedFields
+		p.Status.Phase = corev1.PodPending
+		s.created <- s.encode(p)
+		_, _ = w.Write(s.encode(p))
+		if s.pods++; s.pods == manyPods {
+			close(s.changing)
+		}
+	case strings.HasPrefix(r.URL.Path, "/api/v1/nodes/"):
+		var a, b, c, i int
+		testkit.Value(fmt.Sscanf(name, "ip-10-%d-%d-%d", &a, &b, &c))(s)
+		i = a<<16 | b<<8 | c
+		merged := testkit.Value(jsonpatch.MergePatch(testkit.Value(json.Marshal(s.node(i)))(s), body))(s)
+		n := &corev1.Node{}
+		testkit.Must(s, json.Unmarshal(merged, n))
+		n.ResourceVersion, s.begun[name] = version, n
+		s.changed <- s.encode(n)
+		_, _ = w.Write(s.encode(n))
+	case strings.HasSuffix(r.URL.Path, "/rollouts/r/status"):
+		patch := testkit.Value(jsonpatch.DecodePatch(body))(s)
+		s.rollout = testkit.Value(patch.Apply(s.rollout))(s)
+		s.rollout = testkit.Value(jsonpatch.MergePatch(s.rollout, []byte(`{"metadata":{"resourceVersion":"`+version+`"}}`)))(s)
+		s.rollouts <- s.rollout
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+		_, _ = w.Write(s.rollout)
+	default:
+		s.Errorf("unexpected %s of %s", r.Method, r.URL.Path)
+		w.WriteHeader(http.StatusNotFound)
 	}
 }
 
@@ -233,8 +304,25 @@ func (s *manyServer) stream(w http.ResponseWriter) eventStream {
 	return eventStream{s, streaming.NewEncoder(frames, encoder)}
 }
 
-func (e eventStream) send(kind string, o runtime.Object) {
-	_ = e.to.Encode(&metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: e.encode(o)}})
+func (e eventStream) send(kind string, o runtime.Object) { e.sendEncoded(kind, e.encode(o)) }
+
+func (e eventStream) sendEncoded(kind string, o []byte) {
+	_ = e.to.Encode(&metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: o}})
+}
+
+// follow sends changes until the watch ends, or until end is closed.
+func (e eventStream) follow(w http.ResponseWriter, r *http.Request, kind string, all <-chan []byte, end <-chan struct{}) {
+	for {
+		flush(w)
+		select {
+		case o := <-all:
+			e.sendEncoded(kind, o)
+		case <-end:
+			return
+		case <-r.Context().Done():
+			return
+		}
+	}
 }
 
 func (s *manyServer) watchNodes(w http.ResponseWriter, r *http.Request, initial bool) {
@@ -248,14 +336,17 @@ func (s *manyServer) watchNodes(w http.ResponseWriter, r *http.Request, initial 
 		}}
 		e.send("BOOKMARK", bookmark)
 	}
-	flush(w)
-	select {
-	case <-s.heartbeats:
-	case <-r.Context().Done():
+	e.follow(w, r, "MODIFIED", s.changed, s.heartbeats)
+	if r.Context().Err() != nil {
 		return
 	}
 	for i := range manyNodes {
 		n := s.node(i)
+		s.mu.Lock()
+		if begun := s.begun[n.Name]; begun != nil {
+			n = begun.DeepCopy()
+		}
+		s.mu.Unlock()
 		n.ResourceVersion = strconv.Itoa(3_000_000 + i)
 		e.send("MODIFIED", n)
 	}
@@ -264,14 +355,14 @@ func (s *manyServer) watchNodes(w http.ResponseWriter, r *http.Request, initial 
 	<-r.Context().Done()
 }
 
-func (s *manyServer) watch(w http.ResponseWriter, r *http.Request, initial bool, o runtime.Object) {
-	if m, ok := o.(metav1.Object); ok && initial {
-		m.SetResourceVersion("1")
-		m.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
-		s.stream(w).send("BOOKMARK", o)
+func (s *manyServer) watchPods(w http.ResponseWriter, r *http.Request, initial bool) {
+	e := s.stream(w)
+	if initial {
+		e.send("BOOKMARK", &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		}})
 	}
-	flush(w)
-	<-r.Context().Done()
+	e.follow(w, r, "ADDED", s.created, nil)
 }
 
 func flush(w http.ResponseWriter) {
@@ -281,36 +372,33 @@ func flush(w http.ResponseWriter) {
 }
 
 func (s *manyServer) serveRollouts(w http.ResponseWriter, r *http.Request, watches, initial bool) {
-	o := map[string]any{
-		"apiVersion": api.Group + "/" + api.Version, "kind": "Rollout",
-		"metadata": map[string]any{"name": "r", "uid": "u", "resourceVersion": "1", "finalizers": []string{api.Finalizer}},
-		"spec": api.RolloutSpec{
-			Version: ownVersion, NodeSelector: &metav1.LabelSelector{}, Mode: api.ModeEnforce, Unsigned: true,
-			Configuration: configuration, Paused: true,
-		},
-	}
-	w.Header().Set("Content-Type", "application/json")
+	s.mu.Lock()
+	o := json.RawMessage(s.rollout)
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	encoder := json.NewEncoder(w)
-	switch {
-	case r.Method == http.MethodPatch:
-		s.once.Do(func() { close(s.judged) })
-		_ = encoder.Encode(o)
-	case watches:
-		if initial {
-			_ = encoder.Encode(map[string]any{"type": "ADDED", "object": o})
-			end := map[string]any{
-				"apiVersion": api.Group + "/" + api.Version, "kind": "Rollout", "metadata": map[string]any{
-					"resourceVersion": "1", "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-				},
-			}
-			_ = encoder.Encode(map[string]any{"type": "BOOKMARK", "object": end})
-		}
-		flush(w)
-		<-r.Context().Done()
-	default:
+	version := api.Group + "/" + api.Version
+	if !watches {
 		_ = encoder.Encode(map[string]any{
-			"apiVersion": api.Group + "/" + api.Version, "kind": "RolloutList",
-			"metadata": map[string]any{"resourceVersion": "1"}, "items": []any{o},
+			"apiVersion": version, "kind": "RolloutList", "metadata": map[string]any{"resourceVersion": "1"},
+			"items": []any{o},
 		})
+		return
+	}
+	if initial {
+		_ = encoder.Encode(map[string]any{"type": "ADDED", "object": o})
+		end := map[string]any{"apiVersion": version, "kind": "Rollout", "metadata": map[string]any{
+			"resourceVersion": "1", "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		}}
+		_ = encoder.Encode(map[string]any{"type": "BOOKMARK", "object": end})
+	}
+	for {
+		flush(w)
+		select {
+		case o := <-s.rollouts:
+			_ = encoder.Encode(map[string]any{"type": "MODIFIED", "object": json.RawMessage(o)})
+		case <-r.Context().Done():
+			return
+		}
 	}
 }
