@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -405,11 +406,13 @@ func TestInvalidKeyTouchesNothing(t *testing.T) {
 
 func TestStartupTaint(t *testing.T) {
 	other := corev1.Taint{Key: "other", Effect: corev1.TaintEffectNoExecute}
-	for _, remove := range []bool{true, false} {
+	for mode, remove := range map[api.Mode]bool{api.ModeEnforce: true, api.ModeShadow: true, "": false} {
 		s := newSim(t, 1)
 		s.nodes["node-00"].Spec.Taints = []corev1.Taint{api.StartupTaint(), other}
 		s.does["node-00"] = takesBack
-		s.rollout("r", func(x *api.RolloutSpec) { x.StartupTaint = remove })
+		s.rollout("r", func(x *api.RolloutSpec) {
+			x.StartupTaint, x.Mode = remove, cmp.Or(mode, api.ModeEnforce)
+		})
 		s.settle()
 		testkit.Equal(t, "taints of a node that failed", len(s.nodes["node-00"].Spec.Taints), 2)
 		s.does["node-00"] = works

@@ -26,10 +26,9 @@ import (
 const (
 	// pageOf is how many objects a request asks for. A Node with many images has 40 KiB, and an answer is bounded.
 	pageOf = 250
-	// reportAge and conditionAge are how old a report and a condition may be: a node writes them every 10 and 15 minutes,
-	// and one write may fail.
-	reportAge, conditionAge = 25 * time.Minute, 35 * time.Minute
-	clockSkew               = 5 * time.Minute // how far the clock of a node may be ahead
+	// reportAge is how old a report may be: a node writes it every 10 minutes, and one write may fail.
+	reportAge = 25 * time.Minute
+	clockSkew = 5 * time.Minute // how far the clock of a node may be ahead
 )
 
 // Verdicts.
@@ -218,7 +217,7 @@ func (n *nodeObject) judged(now time.Time) *node {
 		}
 		of.message, of.unknown = c.Message, ""
 		switch {
-		case now.Sub(c.LastHeartbeatTime.Time) > conditionAge:
+		case now.Sub(c.LastHeartbeatTime.Time) > api.ConditionHeartbeat:
 			of.unknown = OldCondition
 		case c.Status != corev1.ConditionTrue && c.Reason != "Shadow":
 			of.unknown = BadCondition + c.Reason

@@ -143,7 +143,7 @@ func TestUnknownIsNeverGood(t *testing.T) {
 			n.Status.Conditions = n.Status.Conditions[:1]
 		},
 		fleetreport.OldCondition: func(_ *cluster, n *corev1.Node, _ *api.NodeReport) {
-			condition(n).LastHeartbeatTime = ago(36 * time.Minute)
+			condition(n).LastHeartbeatTime = ago(31 * time.Minute)
 		},
 		fleetreport.BadCondition + "Bypassed":     bad("Bypassed"),
 		fleetreport.BadCondition + "Degraded":     bad("Degraded"),
