@@ -109,7 +109,9 @@ func refusesWhatCanNeverWork(x *test) {
 			t.Errorf("%s: %s is answered with %v; want an error about %s", c.field, c.value, err, c.place)
 		}
 	}
-	for text, key := range map[string]string{"as it is": publicKey, "of Windows": strings.ReplaceAll(publicKey, `\n`, `\r\n`)} {
+	for text, key := range map[string]string{
+		"as it is": publicKey, "with the ends of lines of Windows": strings.ReplaceAll(publicKey, `\n`, `\r\n`),
+	} {
 		if err := try(func(spec map[string]any) {
 			delete(spec, "unsigned")
 			var v any

@@ -262,7 +262,8 @@ func (s *manyServer) write(w http.ResponseWriter, r *http.Request) {
 	case strings.HasSuffix(r.URL.Path, "/rollouts/r/status"):
 		patch := testkit.Value(jsonpatch.DecodePatch(body))(s)
 		s.rollout = testkit.Value(patch.Apply(s.rollout))(s)
-		s.rollout = testkit.Value(jsonpatch.MergePatch(s.rollout, []byte(`{"metadata":{"resourceVersion":"`+version+`"}}`)))(s)
+		next := []byte(`{"metadata":{"resourceVersion":"` + version + `"}}`)
+		s.rollout = testkit.Value(jsonpatch.MergePatch(s.rollout, next))(s)
 		s.rollouts <- s.rollout
 		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 		_, _ = w.Write(s.rollout)
@@ -311,7 +312,9 @@ func (e eventStream) sendEncoded(kind string, o []byte) {
 }
 
 // follow sends changes until the watch ends, or until end is closed.
-func (e eventStream) follow(w http.ResponseWriter, r *http.Request, kind string, all <-chan []byte, end <-chan struct{}) {
+func (e eventStream) follow(
+	w http.ResponseWriter, r *http.Request, kind string, all <-chan []byte, end <-chan struct{},
+) {
 	for {
 		flush(w)
 		select {

@@ -98,8 +98,8 @@ func TestFailuresStop(t *testing.T) {
 	}
 }
 
-// The first ten failures are listed, in the order of time, and all are counted. Nothing is lost when one of them goes, or
-// all are tried again.
+// The first ten failures are listed, in the order of time, and all are counted. Nothing is lost when one of them goes,
+// or all are tried again.
 func TestFirstTenFailures(t *testing.T) {
 	s := newSim(t, 14)
 	for i := range 12 {
