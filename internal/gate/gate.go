@@ -46,6 +46,7 @@ type Gate struct {
 	access    atomic.Pointer[Lender]    // nil if there are no files
 	held      heldRequests
 	changes   imageChanges
+	renewals  renewals
 	later     sync.WaitGroup // read-backs after the answer
 	kubelets  kubelets
 

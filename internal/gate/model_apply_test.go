@@ -87,10 +87,7 @@ func (w *modelWorld) apply(o op) {
 	case opOutage:
 		w.direct(func() { w.runtime.down = o.n%2 == 0 })
 	case opRelease:
-		if i := int(o.n % 4); i < len(w.waiting) && w.waiting[i].interruption.waiting.Load() {
-			w.waiting[i].interruption.waiting.Store(false)
-			close(w.waiting[i].release)
-		}
+		w.release(int(o.n % 4))
 	case opCancel:
 		if i := int(o.n % 4); i < len(w.waiting) {
 			w.waiting[i].cancel()
@@ -110,7 +107,29 @@ func (w *modelWorld) apply(o op) {
 		w.tracker.SetRules(w.rules())
 	case opAccount:
 		w.changeAccount(o)
+	case opAtOnce:
+		w.pullAtOnce(o, name)
 	case opKinds:
+	}
+}
+
+// pullAtOnce pulls an image for two new pods of a tenant; the runtime answers the first pull last. Before, there may be
+// a proof, which has expired in some worlds.
+func (w *modelWorld) pullAtOnce(o op, name string) {
+	at := o.pod % 4
+	good := w.good[slots[at].namespace]
+	password := good[len(good)-1]
+	if o.n%4 > 0 {
+		w.doPull(w.pod(at), name, password, &interruption{})
+		time.Sleep(w.validity)
+	}
+	x := &interruption{method: "PullImage", how: []how{waitBefore, waitAfter}[o.n/4%2]}
+	for _, at := range []uint8{at, at ^ 1} {
+		w.endPod(at)
+		if p := w.pod(at); w.doPrecheck(p, name, &interruption{}) == "" {
+			w.doPull(p, name, password, x)
+			x = &interruption{}
+		}
 	}
 }
 

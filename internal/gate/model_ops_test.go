@@ -92,6 +92,7 @@ const (
 	opAccess  // an operator changes the files of kind ImageAccess
 	opNode    // an operator changes the namespaces of the node's credentials
 	opAccount // a service account gets another token, or is deleted and created again
+	opAtOnce  // a kubelet pulls an image for two pods of a tenant at once
 	opKinds
 )
 
@@ -148,7 +149,7 @@ var opNames = [...]string{
 	"forget", "change the policy", "end the pod", "restart the kubelet", "restart", "kill", "kill and lose the store",
 	"end the distrust", "restart the runtime", "begin or end an outage", "release a slow call", "cancel a slow call",
 	"end a late call", "wait", "change signatures", "change files of access",
-	"change the namespaces of the node's credentials", "change a service account",
+	"change the namespaces of the node's credentials", "change a service account", "pull for two pods at once",
 }
 
 func (o op) String() string {
@@ -174,7 +175,7 @@ var opWeights = [opKinds]int{
 	opDirectRemove: 12, opUntag: 5, opTag: 5, opImport: 12, opPush: 10, opCheckpoint: 20, opRotate: 14, opRecreate: 4,
 	opRevoke: 14, opAccept: 6, opForget: 8, opPolicy: 6, opEndPod: 40, opNewSeen: 5, opRestart: 8, opKill: 8, opLose: 2,
 	opTrust: 4, opRuntimeRestart: 5, opOutage: 14, opRelease: 40, opCancel: 8, opLate: 14, opWait: 14, opSign: 24,
-	opAccess: 16, opNode: 10, opAccount: 16,
+	opAccess: 16, opNode: 10, opAccount: 16, opAtOnce: 20,
 }
 
 // Names and contents that are used more often make interactions between operations more likely.

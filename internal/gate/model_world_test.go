@@ -348,7 +348,16 @@ func (w *modelWorld) call(ctx context.Context, method string, req, resp proto.Me
 func (w *modelWorld) interrupted(x *interruption, call func(ctx context.Context), finish func()) {
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), interruptionKey{}, x))
 	if x.how != waitBefore && x.how != waitAfter {
+		// A pull may wait for an equal one that waits for the runtime.
+		slow := time.AfterFunc(time.Minute, func() {
+			for i := range w.waiting {
+				w.release(i)
+			}
+		})
 		call(ctx)
+		if !slow.Stop() {
+			w.counts["call waited for a slow one"]++
+		}
 		cancel()
 		finish()
 		return
@@ -361,6 +370,13 @@ func (w *modelWorld) interrupted(x *interruption, call func(ctx context.Context)
 		c.done.Store(true)
 	}()
 	w.settle()
+}
+
+// release lets a slow call continue, if it has reached the runtime.
+func (w *modelWorld) release(i int) {
+	if i < len(w.waiting) && w.waiting[i].interruption.waiting.Swap(false) {
+		close(w.waiting[i].release)
+	}
 }
 
 // modelSource is the pod source of a world.

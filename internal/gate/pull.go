@@ -13,6 +13,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -40,8 +41,9 @@ type pullCall struct {
 	// accessAudit is the file by which the pull would be refused if it were enforced.
 	accessAudit string
 
-	exact        bool // it is known whether the registry must be asked
-	revalidation bool // the registry need not be asked if the credential is proved
+	exact        bool     // it is known whether the registry must be asked
+	revalidation bool     // the registry need not be asked if the credential is proved
+	renewal      *renewal // for which equal pulls wait; nil if they do not
 }
 
 func (g *Gate) pullCall(ctx context.Context, c *call, req *runtimeapi.PullImageRequest) *pullCall {
@@ -97,15 +99,34 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 	}
 	g.bind(ctx, p)
 	g.withhold(ctx, p)
-	p.state, p.quiet = g.changes.quiet()
-	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry
-	if p.revalidation = p.revalidation && p.present.ID != ""; p.revalidation {
-		if v := g.judgePull(ctx, p, false); p.answered(v) {
-			g.hit(p.pullPolicy, v, p.began)
+	d := g.judgeRevalidation(ctx, p, false)
+	if d.Verdict.Reason == policy.ProofExpired {
+		unasked, err := g.renewals.begin(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		defer g.renewals.end(p, false)
+		d = g.judgeRevalidation(ctx, p, unasked) // also if none was in flight: one may have ended a moment ago
+	}
+	if p.revalidation {
+		if g.count(d); p.answered(d.Verdict) {
+			g.hit(p.pullPolicy, d.Verdict, p.began)
 			return g.answerFromNode(ctx, p)
 		}
 	}
 	return g.realPull(ctx, c, p)
+}
+
+// judgeRevalidation reads which image is on the node, and judges the pull if the registry need not be asked. It neither
+// counts nor notes the decision.
+func (g *Gate) judgeRevalidation(ctx context.Context, p *pullCall, unasked bool) (d decisionlog.Decision) {
+	p.state, p.quiet = g.changes.quiet()
+	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry
+	if p.revalidation = p.revalidation && p.present.ID != ""; p.revalidation {
+		r := tracker.Request{Image: p.present, Sent: p.sent, Unasked: unasked}
+		d = g.decide(ctx, p.use, r, g.c.Tracker.Check)
+	}
+	return d
 }
 
 // judgePull judges by the credential of the pull; unasked says that the registry was not reached.
@@ -206,6 +227,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		}
 		g.ended(end)
 	}
+	g.renewals.end(p, out.registryDown() && !fromMirror(err))
 	g.countPull(p, proved, out)
 	if err == nil && pulled.ID != "" {
 		p.judged = pulled
