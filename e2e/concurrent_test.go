@@ -89,6 +89,7 @@ func TestPullsOfAnExpiredProofAtOnce(t *testing.T) {
 			return false
 		})
 		one := manifests(node.Always, node.Alice())
+		t.Logf("one pull: %d requests for manifests", one)
 		alice := slices.Repeat([]node.Login{node.Alice()}, 20)
 		if got := manifests(node.IfNotPresent, alice...); one == 0 || got != one {
 			t.Errorf("20 pulls at once: %d requests for manifests; want %d, as for one pull", got, one)

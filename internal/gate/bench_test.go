@@ -67,6 +67,25 @@ func BenchmarkPullMiss(b *testing.B) {
 	}
 }
 
+// A forwarded pull that renews a proof.
+func BenchmarkPullRenewal(b *testing.B) {
+	p, _ := newProxyOfAlice(b, tracker.Options{}, exact())
+	p.tracker.SetRules(tracker.Rules{Validity: 1})
+	asked := p.runtime.Calls("PullImage")
+	n := 0
+	for b.Loop() {
+		n++
+		carol := p.PodFrom("carol", "api")
+		p.Precheck(carol, app)
+		if _, err := p.Pull(b.Context(), carol, app, "good"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if got := p.runtime.Calls("PullImage"); got != asked+n {
+		b.Errorf("%d pulls of %d reached the runtime", got-asked, n)
+	}
+}
+
 func BenchmarkPullDirect(b *testing.B) {
 	p := newProxy(b, tracker.Options{}, exact())
 	p.serves(app, "good", criproxytest.Image{ID: id1})

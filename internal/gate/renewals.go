@@ -9,14 +9,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// renewals are the pulls in flight whose credential has an expired proof (docs/design/0056). Equal pulls wait for one of
-// them, so that the registry is asked once. The zero value is empty; it may be used concurrently.
+// renewals are the pulls in flight whose credential has an expired proof (docs/design/0056). A pull that is equal to one
+// of them waits for its end, so that the registry is asked once. The zero value is empty; it may be used concurrently.
 type renewals struct {
 	mu sync.Mutex
 	of map[renewalKey]*renewal
 }
 
-// A renewalKey is the same for equal pulls. Another tag may bring another image, which takes longer.
+// A renewalKey is the same for equal pulls. A pull of another tag may bring another image, and take longer.
 type renewalKey struct {
 	sent          tracker.Sent
 	name, handler string

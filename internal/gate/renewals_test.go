@@ -183,8 +183,8 @@ func TestPullsOfAnExpiredProofAskTheRegistryOnce(t *testing.T) {
 
 // A pull waits only for one that is as good as itself, and if the records can answer it then.
 func TestWhichPullsWait(t *testing.T) {
-	changed := func(at uint8, change func(p *slowPull)) func(w *expiringWorld) *slowPull {
-		return func(w *expiringWorld) *slowPull { return w.pull(at, aliceApp1, "a0", change) }
+	changed := func(change func(p *slowPull)) func(w *expiringWorld) *slowPull {
+		return func(w *expiringWorld) *slowPull { return w.pull(1, aliceApp1, "a0", change) }
 	}
 	with := func(at uint8, password string) func(w *expiringWorld) *slowPull {
 		return func(w *expiringWorld) *slowPull { return w.pull(at, aliceApp1, password) }
@@ -213,9 +213,13 @@ func TestWhichPullsWait(t *testing.T) {
 		"IfNotPresent, an old kubelet": {
 			setting{podSource: true, pullPolicy: [4]string{"IfNotPresent", "IfNotPresent"}}, with(1, "a0"), "waits",
 		},
-		"perhaps Always":          {setting{}, with(1, "a0"), "at the registry"},
-		"without a pod":           {newKubelet, changed(1, func(p *slowPull) { p.request.SandboxConfig = nil }), "at the registry"},
-		"another runtime handler": {newKubelet, changed(1, func(p *slowPull) { p.request.Image.RuntimeHandler = "vm" }), "at the registry"},
+		"perhaps Always": {setting{}, with(1, "a0"), "at the registry"},
+		"without a pod": {
+			newKubelet, changed(func(p *slowPull) { p.request.SandboxConfig = nil }), "at the registry",
+		},
+		"another runtime handler": {
+			newKubelet, changed(func(p *slowPull) { p.request.Image.RuntimeHandler = "vm" }), "at the registry",
+		},
 		"another tag of the image": {newKubelet, func(w *expiringWorld) *slowPull {
 			w.direct(func() { w.runtime.name(1, aliceApp2) })
 			return w.pull(1, aliceApp2, "a0")
