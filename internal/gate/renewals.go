@@ -9,8 +9,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// renewals are the pulls in flight whose credential has an expired proof (docs/design/0056). A pull that is equal to one
-// of them waits for its end, so that the registry is asked once. The zero value is empty; it may be used concurrently.
+// renewals are the pulls in flight whose credential has an expired proof (docs/design/0056). A pull that equals one of
+// them waits for its end, so that the registry is asked once. The zero value is empty; it may be used concurrently.
 type renewals struct {
 	mu sync.Mutex
 	of map[renewalKey]*renewal

@@ -207,7 +207,8 @@ func TestWhichPullsWait(t *testing.T) {
 			return w.pull(1, aliceApp1, "")
 		}, "at the registry"},
 		"Always": {
-			setting{skips: true, podSource: true, pullPolicy: [4]string{"IfNotPresent", "Always"}}, with(1, "a0"),
+			setting{skips: true, podSource: true, pullPolicy: [4]string{"IfNotPresent", "Always"}},
+			with(1, "a0"),
 			"at the registry",
 		},
 		"IfNotPresent, an old kubelet": {
