@@ -99,6 +99,7 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 	}
 	g.bind(ctx, p)
 	g.withhold(ctx, p)
+	g.readPresent(ctx, p)
 	d := g.judgeRevalidation(ctx, p, false)
 	if d.Verdict.Reason == policy.ProofExpired {
 		unasked, err := g.renewals.begin(ctx, p)
@@ -106,6 +107,9 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 			return nil, err
 		}
 		defer g.renewals.end(p, false)
+		if p.renewal == nil { // it has waited
+			g.readPresent(ctx, p)
+		}
 		d = g.judgeRevalidation(ctx, p, unasked) // also if none was in flight: one may have ended a moment ago
 	}
 	if p.revalidation {
@@ -117,12 +121,16 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 	return g.realPull(ctx, c, p)
 }
 
-// judgeRevalidation reads which image is on the node, and judges the pull if the registry need not be asked. It neither
-// counts nor notes the decision.
-func (g *Gate) judgeRevalidation(ctx context.Context, p *pullCall, unasked bool) (d decisionlog.Decision) {
+// readPresent reads which image is on the node.
+func (g *Gate) readPresent(ctx context.Context, p *pullCall) {
 	p.state, p.quiet = g.changes.quiet()
 	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry
-	if p.revalidation = p.revalidation && p.present.ID != ""; p.revalidation {
+	p.revalidation = p.revalidation && p.present.ID != ""
+}
+
+// judgeRevalidation judges the pull if the registry need not be asked. It neither counts nor notes the decision.
+func (g *Gate) judgeRevalidation(ctx context.Context, p *pullCall, unasked bool) (d decisionlog.Decision) {
+	if p.revalidation {
 		r := tracker.Request{Image: p.present, Sent: p.sent, Unasked: unasked}
 		d = g.decide(ctx, p.use, r, g.c.Tracker.Check)
 	}
