@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
@@ -27,6 +28,16 @@ type controlPlane struct {
 	dir string
 }
 
+// auditPolicy keeps a line for each call of a node.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata, userGroups: ["system:nodes"]}, {level: None}]
+`
+
+// auditLog is the file with these lines.
+func (c controlPlane) auditLog() string { return filepath.Join(c.dir, "audit.log") }
+
 func (c controlPlane) Close() error { return errors.Join(c.Cluster.Close(), os.RemoveAll(c.dir)) }
 
 // clusters are the control planes of the releases. Each test has a node and a namespace of its own.
@@ -36,11 +47,17 @@ var clusters = host.NewShared(func(release string) (controlPlane, error) {
 		return controlPlane{}, err
 	}
 	ctx := context.Background() // it outlives the test that starts it
-	c, err := cluster.Start(ctx, dir, release, tokenNode)
+	p := controlPlane{dir: dir}
+	policy := filepath.Join(dir, "audit.yaml")
+	err = os.WriteFile(policy, []byte(auditPolicy), 0o600)
+	if err == nil {
+		p.Cluster, err = cluster.Start(ctx, filepath.Join(dir, "cluster"), release, tokenNode,
+			"--audit-policy-file="+policy, "--audit-log-path="+p.auditLog())
+	}
 	if err != nil {
 		return controlPlane{}, errors.Join(err, os.RemoveAll(dir))
 	}
-	return controlPlane{c, dir}, nil
+	return p, nil
 })
 
 func TestMain(m *testing.M) { os.Exit(clusters.Main(m)) }

@@ -220,7 +220,8 @@ type member struct {
 
 const password = "cAnary"
 
-func (w *world) member(name string) *member {
+// member starts a pullgated of a new node, with more of its podSource and more settings.
+func (w *world) member(name, source string, more ...string) *member {
 	w.Helper()
 	dir := filepath.Join(w.dir, name)
 	w.must(os.Mkdir(dir, 0o700))
@@ -241,8 +242,8 @@ func (w *world) member(name string) *member {
 		}
 	})
 	m := &member{w: w, name: name}
-	m.gate = node.RunPullgated(w, dir, runtime.Endpoint(), "podSource: {kubeconfig: "+kubeconfig+"}",
-		"noPullImageSecretRecheck: true")
+	settings := append([]string{"podSource: {kubeconfig: " + kubeconfig + source + "}"}, more...)
+	m.gate = node.RunPullgated(w, dir, runtime.Endpoint(), settings...)
 	m.kubelet = criproxytest.NewKubelet(w, m.gate.Endpoint())
 	return m
 }
@@ -250,7 +251,7 @@ func (w *world) member(name string) *member {
 // runs creates a pod at the API server, and then a container of it on the image.
 func (m *member) runs(namespace, name string, secrets ...string) {
 	m.w.Helper()
-	p := m.pod(namespace, name, secrets...)
+	p := m.pod(namespace, name, corev1.PullIfNotPresent, secrets...)
 	id := m.kubelet.Precheck(p, image)
 	if id == "" {
 		id = m.kubelet.MustPull(p, image, password)
@@ -258,10 +259,10 @@ func (m *member) runs(namespace, name string, secrets ...string) {
 	testkit.Value(m.kubelet.Create(m.w.Context(), p, id, image))(m.w)
 }
 
-func (m *member) pod(namespace, name string, secrets ...string) *criproxytest.Pod {
+func (m *member) pod(namespace, name string, policy corev1.PullPolicy, secrets ...string) *criproxytest.Pod {
 	m.w.Helper()
 	object := pod(namespace, m.name, name, secrets...)
-	object.Spec.Containers[0].ImagePullPolicy = corev1.PullIfNotPresent
+	object.Spec.Containers[0].ImagePullPolicy = policy
 	p := m.kubelet.PodFrom(namespace, "api")
 	p.UID = m.w.create(object)
 	p.Config.Metadata.Uid, p.Config.Metadata.Name = p.UID, name
@@ -321,7 +322,7 @@ func TestFleetReport(t *testing.T) {
 	}
 	members := fleet{}
 	for _, name := range []string{"a", "b", "c"} {
-		m := w.member(w.name + "-" + name)
+		m := w.member(w.name+"-"+name, "", "noPullImageSecretRecheck: true")
 		members[name] = m
 		m.idle()
 		m.runs(w.name, "proves-"+name, "own")

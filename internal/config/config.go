@@ -110,6 +110,7 @@ type PodSource struct {
 	NodeCondition bool   `json:"nodeCondition"`
 	// NodeReport is whether a NodeReport is written; see Config.Reports.
 	NodeReport Tristate `json:"nodeReport"`
+	PodEvents  bool     `json:"podEvents"`
 }
 
 // Metrics is the HTTP server for scrapes and probes.
@@ -194,7 +195,7 @@ func Default() Config {
 		RegistryUnavailableGrace:               "0s",
 		NodeCredentials:                        NodeCredentials{DockerConfigFiles: []string{"/var/lib/kubelet/config.json"}},
 		RuntimeCredentials:                     RuntimeCredentialsNone,
-		PodSource:                              PodSource{NodeCondition: true, NodeReport: "auto"},
+		PodSource:                              PodSource{NodeCondition: true, NodeReport: "auto", PodEvents: true},
 		Metrics:                                Metrics{Listen: "127.0.0.1:9471"},
 		Admin:                                  Admin{Listen: "unix:///run/pullgate/admin.sock"},
 		Admission: Admission{

@@ -142,7 +142,7 @@ registryOutageFallback: false
 credentialValidity: 24h
 registryUnavailableGrace: 1h30m
 nodeCredentials: {dockerConfigFiles: [/root/.docker/config.json, /root/.dockercfg], namespaces: [a3]}
-podSource: {kubeconfig: /etc/kubelet.conf, nodeName: node-1, nodeCondition: false, nodeReport: true}
+podSource: {kubeconfig: /etc/kubelet.conf, nodeName: node-1, nodeCondition: false, nodeReport: true, podEvents: false}
 metrics: {listen: ""}
 admin: {listen: unix:///run/a.sock}
 decisionLog: {path: /var/log/decisions.log}

@@ -129,7 +129,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Decisions: to, Shadow: o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck), AllowRestores: o.Config.AllowRestores,
-		Admission: admitting.forGate(views), Event: eventsOf(source),
+		Admission: admitting.forGate(views), Event: eventsOf(source, o.Config.PodSource),
 	})
 	admitting.publishTo(judge, views, keep)
 	server := criproxy.New(criproxy.Config{

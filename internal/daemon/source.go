@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
@@ -40,9 +41,9 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics, accounts func
 	return source
 }
 
-// eventsOf returns the function that sends Events, nil without a source.
-func eventsOf(s *podsource.Source) func(p tracker.Pod, image, reason, message string) {
-	if s == nil {
+// eventsOf returns the function that sends Events, nil if none are sent.
+func eventsOf(s *podsource.Source, c config.PodSource) func(p tracker.Pod, image, reason, message string) {
+	if s == nil || !c.PodEvents {
 		return nil
 	}
 	return s.Event
