@@ -88,8 +88,8 @@ func printReport(p *cli.Page, r *fleetreport.Report) {
 		colour = cli.Bad
 	}
 	p.Paint(colour, "%s", r.Summary)
-	if r.NotLinux > 0 {
-		p.Line("Not counted: %s without Linux.", cli.Count(r.NotLinux, "node", "nodes"))
+	if n := len(r.NotLinux); n > 0 {
+		p.Line("Not counted: %s without Linux: %s", cli.Count(n, "node", "nodes"), firstThree(r.NotLinux))
 	}
 	if len(r.Refusals) > 0 {
 		for _, by := range []struct {
@@ -162,14 +162,16 @@ func printUnknown(p *cli.Page, all []fleetreport.Unknown) {
 	}
 	var rows [][]string
 	for _, reason := range slices.Sorted(maps.Keys(of)) {
-		nodes := of[reason]
-		examples := strings.Join(nodes[:min(len(nodes), 3)], ", ")
-		if len(nodes) > 3 {
-			examples += ", …"
-		}
-		rows = append(rows, []string{reason, fmt.Sprint(len(nodes)), examples})
+		rows = append(rows, []string{reason, fmt.Sprint(len(of[reason])), firstThree(of[reason])})
 	}
 	printRows(p, []string{"UNKNOWN BECAUSE", "NODES", "WHICH"}, rows)
+}
+
+func firstThree(nodes []string) string {
+	if len(nodes) > 3 {
+		return strings.Join(nodes[:3], ", ") + ", …"
+	}
+	return strings.Join(nodes, ", ")
 }
 
 func printRows(p *cli.Page, head []string, rows [][]string) {

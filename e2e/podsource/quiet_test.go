@@ -25,7 +25,7 @@ import (
 )
 
 // With condition, report and Events off, the API server gets no request but those that judging needs. The node with all
-// of them on does the same, and shows that the audit log has what is looked for.
+// of them on does the same, shows that the audit log has what is looked for, and syncs its store no more often.
 func TestQuietSource(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes134)
@@ -37,9 +37,17 @@ func TestQuietSource(t *testing.T) {
 	loud := w.member(w.name+"-loud", ", nodeReport: true")
 	members := fleet{"quiet": quiet, "loud": loud}
 	for name, m := range members {
+		m.idle()
 		m.runs(w.name, "proves-"+name, "own")
+		m.runs(w.name, "proved-"+name, "own")
 		never := m.pod(w.name, "never-"+name, corev1.PullNever)
 		testkit.Equal(t, "image of a pod without a Secret", m.kubelet.Precheck(never, image), "")
+	}
+	w.until("the Event is sent", func() bool { return loud.metric("pullgate_pod_events_total", `outcome="sent"`) == 1 })
+	const syncs = "pullgate_store_sync_seconds_count"
+	testkit.Equal(t, "syncs of the store of the other node", loud.metric(syncs), quiet.metric(syncs))
+	if n := quiet.metric(syncs); n < 4 { // of the pull and the first creation alone
+		t.Errorf("%v syncs of the quiet node; want those of its calls", n)
 	}
 	events := "/api/v1/namespaces/" + w.name + "/events"
 	reads := []string{
@@ -59,6 +67,11 @@ func TestQuietSource(t *testing.T) {
 	})
 	testkit.Equal(t, "requests of the other node", strings.Join(w.requests(name), "\n"), strings.Join(want, "\n"))
 	testkit.Equal(t, "requests of the quiet node", strings.Join(w.requests(quiet.name), "\n"), strings.Join(reads, "\n"))
+}
+
+func (m *member) metric(name string, labels ...string) float64 {
+	m.w.Helper()
+	return testkit.Value(m.gate.Metric(name, labels...))(m.w)
 }
 
 // requests returns what a node has asked the API server for, sorted and each once.

@@ -77,7 +77,7 @@ type Report struct {
 	Namespaces int `json:"namespaces"`
 	// Accepted is how many pods were left out because of Options.AcceptUntested.
 	Accepted  int       `json:"acceptedPods"`
-	NotLinux  int       `json:"notLinuxNodes"` // are not asked about
+	NotLinux  []string  `json:"notLinuxNodes"` // by their label; they are not asked about
 	Truncated bool      `json:"truncated"`     // there are more refusals
 	Refusals  []Refusal `json:"refusals"`
 	Unknown   []Unknown `json:"unknown"`
@@ -107,15 +107,16 @@ type node struct {
 
 // Ask reads Nodes and NodeReports. The caller needs the verb list on both.
 func Ask(ctx context.Context, client *apiserver.Client, o Options) (*Report, error) {
-	r := &Report{Since: o.Asked, Refusals: []Refusal{}, Unknown: []Unknown{}}
+	r := &Report{Since: o.Asked, Refusals: []Refusal{}, Unknown: []Unknown{}, NotLinux: []string{}}
 	nodes := map[string]*node{}
 	path := "/api/v1/nodes?limit=" + fmt.Sprint(pageOf)
 	if o.Selector != "" {
 		path += "&labelSelector=" + url.QueryEscape(o.Selector)
 	}
-	err := each(ctx, client, path, func() { clear(nodes); r.NotLinux = 0 }, func(n *nodeObject) {
-		if os := n.Metadata.Labels[corev1.LabelOSStable]; os != "" && os != string(corev1.Linux) {
-			r.NotLinux++
+	err := each(ctx, client, path, func() { clear(nodes); r.NotLinux = r.NotLinux[:0] }, func(n *nodeObject) {
+		os, installed := n.Metadata.Labels[corev1.LabelOSStable], n.Metadata.Labels[api.ClaimLabel] != ""
+		if os != "" && os != string(corev1.Linux) && !installed {
+			r.NotLinux = append(r.NotLinux, n.Metadata.Name)
 			return
 		}
 		nodes[n.Metadata.Name] = n.judged(o.Now)
