@@ -2,6 +2,7 @@ package dispatcher_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -171,6 +172,59 @@ func policies(x *test) {
 	} {
 		refused("a patch of a Node by the dispatcher: "+what, c.because, patch(c.sub, c.body))
 	}
+}
+
+// TestNodesDoNotSteerTheirRollout tries, with the rights of a kubelet, to change what the dispatcher keeps on its Node.
+func TestNodesDoNotSteerTheirRollout(t *testing.T) {
+	x := begin(t, 1)
+	n := x.nodes[0]
+	x.create("")
+	x.becomes("Complete", "installed 1")
+	nodes, claim := n.api.CoreV1().Nodes(), "fleet.pullgate.dev/rollout"
+	if l := testkit.Value(nodes.Get(t.Context(), n.name, metav1.GetOptions{}))(t).Labels; l[claim] != x.pool {
+		t.Fatalf("labels %v; want that of the Rollout", l)
+	}
+	type object = map[string]any
+	patch := func(metadata object, sub ...string) error {
+		body := testkit.Value(json.Marshal(object{"metadata": metadata}))(t)
+		_, err := nodes.Patch(t.Context(), n.name, types.StrategicMergePatchType, body, metav1.PatchOptions{}, sub...)
+		return err
+	}
+	wants := func(what string, err error, refused bool) {
+		t.Helper()
+		const because = "a node does not change what pullgate-dispatcher keeps on it"
+		if refused != (err != nil && strings.Contains(err.Error(), because)) || !refused && err != nil {
+			t.Errorf("%s is answered with %v; want a refusal: %v", what, err, refused)
+		}
+	}
+	for _, sub := range [][]string{nil, {"status"}} {
+		for what, metadata := range map[string]object{
+			"another Rollout":            {"labels": object{claim: "other"}},
+			"no Rollout":                 {"labels": object{claim: nil}},
+			"a new label":                {"labels": object{"fleet.pullgate.dev/any": ""}},
+			"another version":            {"annotations": object{"fleet.pullgate.dev/installed": "{}"}},
+			"no version":                 {"annotations": object{"fleet.pullgate.dev/installed": nil}},
+			"an annotation of its own":   {"annotations": object{"fleet.pullgate.dev/any": ""}},
+			"both, beside a usual label": {"labels": object{"zone": "a", claim: nil}, "annotations": object{"a": "b"}},
+		} {
+			wants(fmt.Sprintf("%s %v", what, sub), patch(metadata, sub...), true)
+		}
+		wants("a usual label and annotation", patch(object{
+			"labels": object{"zone": "a", "fleet.pullgate.development/a": "b"}, "annotations": object{"a": "b"},
+		}, sub...), false)
+	}
+	wants("the removal of a usual label", patch(object{"labels": object{"zone": nil}, "annotations": object{"a": nil}}), false)
+
+	create := func(labels, annotations map[string]string) error {
+		meta := metav1.ObjectMeta{Name: n.name, Labels: labels, Annotations: annotations}
+		_, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: meta}, metav1.CreateOptions{})
+		return err
+	}
+	n.healthy.Store(false)
+	testkit.Must(t, x.fleet.Client.CoreV1().Nodes().Delete(t.Context(), n.name, metav1.DeleteOptions{}))
+	wants("a Node with a Rollout", create(map[string]string{claim: x.pool}, nil), true)
+	wants("a Node with a version", create(nil, map[string]string{"fleet.pullgate.dev/installed": "{}"}), true)
+	wants("a Node", create(map[string]string{"zone": "a"}, map[string]string{"a": "b"}), false)
 }
 
 func sidecar() corev1.Container { return corev1.Container{Name: "sidecar", Image: "a:1"} }

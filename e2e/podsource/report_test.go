@@ -187,7 +187,29 @@ func TestANodeWritesOnlyItsOwnReport(t *testing.T) {
 				w.Errorf("create of a report %s = %v; want the text of the policy", what, err)
 			}
 		}
+		more := map[string]func(*unstructured.Unstructured, map[string]string){
+			"labels": (*unstructured.Unstructured).SetLabels, "annotations": (*unstructured.Unstructured).SetAnnotations,
+			"finalizers": func(o *unstructured.Unstructured, _ map[string]string) { o.SetFinalizers([]string{"a.test/b"}) },
+		}
+		for what, set := range more {
+			o := object(w.name, w.name)
+			set(o, map[string]string{"a": "b"})
+			if err := create(o); err == nil || !strings.Contains(err.Error(), "a node writes no labels") {
+				w.Errorf("create of a report with %s = %v; want the text of the policy", what, err)
+			}
+		}
 		w.must(create(object(w.name, w.name)))
+		// What others have set stays, and keeps the node from nothing.
+		set := []byte(`{"metadata":{"labels":{"a":"b"},"annotations":{"a":"b"},"finalizers":["a.test/b"]}}`)
+		testkit.Value(all.Patch(w.Context(), w.name, types.MergePatchType, set, metav1.PatchOptions{}))(w)
+		w.must(patch(w.name))
+		for _, metadata := range []string{`{"labels":{"a":"c"}}`, `{"annotations":{"a":null}}`, `{"finalizers":null}`} {
+			text := []byte(`{"metadata":` + metadata + `}`)
+			_, err := own.Patch(w.Context(), w.name, types.MergePatchType, text, metav1.PatchOptions{})
+			if err == nil || !strings.Contains(err.Error(), "a node writes no labels") {
+				w.Errorf("patch of a report with %s = %v; want the text of the policy", metadata, err)
+			}
+		}
 		_, err := own.Get(w.Context(), other, metav1.GetOptions{})
 		w.forbidden("get of a report", err)
 		_, err = own.List(w.Context(), metav1.ListOptions{})
