@@ -213,7 +213,7 @@ func TestNodesDoNotSteerTheirRollout(t *testing.T) {
 			"labels": object{"zone": "a", "fleet.pullgate.development/a": "b"}, "annotations": object{"a": "b"},
 		}, sub...), false)
 	}
-	wants("the removal of a usual label", patch(object{"labels": object{"zone": nil}, "annotations": object{"a": nil}}), false)
+	wants("the end of these", patch(object{"labels": object{"zone": nil}, "annotations": object{"a": nil}}), false)
 
 	create := func(labels, annotations map[string]string) error {
 		meta := metav1.ObjectMeta{Name: n.name, Labels: labels, Annotations: annotations}
