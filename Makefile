@@ -21,6 +21,8 @@ ARCH ?= $(shell go env GOARCH)
 ARCHES ?= amd64 arm64
 BIN ?= bin
 DIST ?= dist
+# The programs in packages and in the image, which are the same, in a folder for each architecture.
+RELEASE_BIN = $(BIN)/.release
 # What packages are called: the version without v, or for a commit that is not a release a version before all
 # releases. Every file in them has the time of the commit.
 RELEASE = $(shell [[ '$(VERSION)' =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.]+)?$$ ]] && echo yes)
@@ -189,12 +191,12 @@ uninstall: ## remove what make install installed below DESTDIR; state and config
 
 .PHONY: package
 package: ## build .deb, .rpm and a bill of materials for ARCHES into dist/
-	.ci/package '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES)
+	BIN='$(RELEASE_BIN)' .ci/package '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES)
 
 .PHONY: image
 image: ## build a container image for ARCHES into dist/, as an OCI image layout
-	for a in $(ARCHES); do $(MAKE) build ARCH=$$a BIN='$(BIN)/.image/'$$a; done
-	VERSION='$(VERSION)' COMMIT='$(COMMIT)' .ci/image '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES:%='$(BIN)/.image/%')
+	for a in $(ARCHES); do $(MAKE) build ARCH=$$a BIN='$(RELEASE_BIN)/'$$a; done
+	VERSION='$(VERSION)' COMMIT='$(COMMIT)' .ci/image '$(DIST)' '$(PACKAGE_VERSION)' $(ARCHES:%='$(RELEASE_BIN)/%')
 
 .PHONY: chart
 chart: ## build the Helm chart into dist/
@@ -205,11 +207,12 @@ repository: ## make dist/ a repository of apt and dnf; with GPG_KEY a signed one
 	.ci/repository '$(DIST)'
 
 .PHONY: sign
-sign: export VERSION := $(VERSION)
-sign: export COMMIT := $(COMMIT)
-sign: export PACKAGE_VERSION := $(PACKAGE_VERSION)
-sign: export ARCHES := $(ARCHES)
-sign: export RELEASE_KEY := $(RELEASE_KEY)
+sign reproducible: export VERSION := $(VERSION)
+sign reproducible: export COMMIT := $(COMMIT)
+sign reproducible: export DATE := $(DATE)
+sign reproducible: export PACKAGE_VERSION := $(PACKAGE_VERSION)
+sign reproducible: export ARCHES := $(ARCHES)
+sign reproducible: export RELEASE_KEY := $(RELEASE_KEY)
 sign: ## sign what is in dist/ with the key in the file SIGNING_KEY, without a network
 	.ci/sign '$(DIST)' '$(PACKAGE_VERSION)'
 
@@ -218,8 +221,8 @@ vulnerabilities: ## look for known vulnerabilities with govulncheck, if GOVULNDB
 	.ci/vulnerabilities
 
 .PHONY: reproducible
-reproducible: ## build packages, image, chart and indexes twice, in two directories, and check that they are identical
-	.ci/reproducible
+reproducible: ## build what is in dist/ again, in another folder, and check that the bytes are the same
+	.ci/reproducible '$(DIST)'
 
 .PHONY: release
 release: ## go through the checklist of docs/design/releasing.md for VERSION

@@ -34,22 +34,34 @@ type site struct {
 	artifacts          []string
 }
 
+// sameImage is how make release says that the image was built twice with the same bytes.
+const sameImage = "reproducible: two builds, the same bytes"
+
 // make release makes a release that verify-release, cosign and apt accept, and they accept nothing else.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	s := &site{T: t, dir: dir, sources: filepath.Join(dir, "sources"), dist: filepath.Join(dir, "sources/dist")}
 	s.cosign = testkit.Value(signing.NewCosign(t.Context(), t.TempDir()))(t)
-	s.environment = append(os.Environ(), "SKIP_TESTS=yes", "ARCHES="+runtime.GOARCH, "COSIGN_PASSWORD=",
-		"GNUPGHOME="+filepath.Join(dir, "gnupg"), "GPG_KEY=release@pullgate.test", "MAKEFLAGS=")
+	s.environment = append(os.Environ(), "SKIP_TESTS=yes", "COSIGN_PASSWORD=", "GNUPGHOME="+filepath.Join(dir, "gnupg"),
+		"GPG_KEY=release@pullgate.test", "MAKEFLAGS=", "GOVULNDB=", "SECOND_BUILD=image chart")
 	s.copySources()
+	s.download()
 	testkit.Must(t, os.Mkdir(filepath.Join(dir, "gnupg"), 0o700))
 	s.run("gpg", "--batch", "--passphrase", "", "--quick-generate-key", "release@pullgate.test", "ed25519")
+	out, err := s.try("make", "release", "VERSION=v0.9.0", "GOVULNDB=file:///absent")
+	if _, built := os.Stat(s.dist); err == nil || !strings.Contains(out, "absent: no such file") || built == nil {
+		t.Fatalf("with an absent database of vulnerabilities: %v, built %t\n%s", err, built == nil, out)
+	}
 	began := time.Now()
 	key := testkit.Value(filepath.Rel(s.sources, s.cosign.Key()))(t) // as a person gives it
-	out := s.run("make", "release", "VERSION=v0.9.0", "SIGNING_KEY="+key)
-	if !strings.Contains(out, "the key of the project in this program") || !strings.Contains(out, "valid      all sums") {
-		t.Fatalf("make release prints\n%s\nwant a release that verifies by the key in its own program", out)
+	out = s.offline(runtime.GOARCH, "make", "release", "VERSION=v0.9.0", "SIGNING_KEY="+key)
+	for _, want := range []string{
+		"govulncheck did NOT run", sameImage, "the key of the project in this program", "valid      all sums",
+	} {
+		if !strings.Contains(out, want) {
+			t.Fatalf("make release prints\n%s\nwant %q", out, want)
+		}
 	}
 	t.Logf("make release takes %v", time.Since(began).Round(time.Second))
 	for line := range strings.Lines(string(testkit.Value(os.ReadFile(filepath.Join(s.dist, "SHA256SUMS")))(t))) {
@@ -64,7 +76,7 @@ func TestRelease(t *testing.T) {
 		{"verify-release accepts a bundle of cosign, and no change", verified},
 		{"apt installs from it", apt},
 		{"the index for dnf lists the packages", dnf},
-		{"a key that was made for the build is a test", testKey},
+		{"a release without a key is a test", testKey},
 	} {
 		step.run(s)
 		if t.Failed() {
@@ -90,6 +102,41 @@ func (s *site) copySources() {
 	s.run("git", "init", "--quiet")
 	s.run("git", "add", "--all")
 	s.run("git", "-c", "user.name=t", "-c", "user.email=t@pullgate.test", "commit", "--quiet", "-m", "release: a test")
+}
+
+// download fetches what make release needs, as docs/design/releasing.md says.
+func (s *site) download() {
+	s.Helper()
+	page := string(testkit.Value(os.ReadFile(filepath.Join(s.sources, "docs/design/releasing.md")))(s))
+	commands := regexp.MustCompile(`(?m)^    .*go mod download.*$`).FindAllString(page, -1)
+	if len(commands) == 0 {
+		s.Fatal("docs/design/releasing.md has no command that downloads modules")
+	}
+	for _, command := range commands {
+		s.run("bash", "-c", command)
+	}
+}
+
+// offline runs a command for an architecture without a network, which must not try to use one. Its SECOND_GOCACHE has
+// no package of the main module. They must be in it afterwards, as the first build made them: the name of a file in the
+// cache is the sum of its content.
+func (s *site) offline(arch, command string, args ...string) string {
+	s.Helper()
+	const script = `export GOPROXY=off GOCACHE=$(go env GOCACHE) ARCHES=$0
+		COMPILED=$(CGO_ENABLED=0 GOARCH=$ARCHES go list -trimpath -buildvcs=false -tags grpcnotrace -deps -export \
+			-f '{{with .Module}}{{if .Main}}{{$.Export}}{{end}}{{end}}' ./cmd/... | sed "s|^$GOCACHE/||")
+		export COMPILED
+		exec unshare --net --mount bash -euo pipefail -c '
+			ip link set lo up
+			mount -t tmpfs none /mnt && mkdir /mnt/{upper,work,cache}
+			mount -t overlay none -o "lowerdir=$GOCACHE,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/cache
+			(cd /mnt/cache && rm -- $COMPILED)
+			SECOND_GOCACHE=/mnt/cache "$@"
+			(cd /mnt/cache && ls -- $COMPILED >/dev/null)
+			dialled=$(nstat -as TcpActiveOpens UdpOutDatagrams IpOutNoRoutes Ip6OutNoRoutes | tail -n +2)
+			[[ -z $dialled ]] || { echo "the command used the network: $dialled" >&2; exit 1; }
+		' - "$@"`
+	return s.run("bash", append([]string{"-euo", "pipefail", "-c", script, arch, command}, args...)...)
 }
 
 // run runs a command in the sources, which must end well, and returns what it prints.
@@ -220,10 +267,18 @@ func dnf(s *site) {
 }
 
 func testKey(s *site) {
-	key := filepath.Join(s.dir, "test.key")
-	s.run("bash", "-c", `cd .ci/checks && go run ./sign test-key "$0"`, key)
-	s.run("make", "image", "sign", "VERSION=v0.9.0", "SIGNING_KEY="+key)
-	if out, err := s.ctl("--test-key"); err != nil || !strings.Contains(out, "TEST: the key was made for this build") {
+	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH]
+	out := s.offline(other, "make", "release", "VERSION=v0.9.0")
+	const mark, refused = "TEST: the key was made for this build", "was built without a key"
+	if !strings.Contains(out, sameImage) || !strings.Contains(out, mark) ||
+		!strings.Contains(out, "    TEST: SIGNING_KEY is not set") {
+		s.Errorf("make release without a key prints\n%s", out)
+	}
+	built := filepath.Join(s.sources, "bin/.release", runtime.GOARCH, "pullgatectl")
+	if out, err := s.try(built, "verify-release", s.dist); err == nil || !strings.Contains(out, refused) {
+		s.Errorf("by its own program: %v\n%s", err, out)
+	}
+	if out, err := s.ctl("--test-key"); err != nil || !strings.Contains(out, mark) {
 		s.Errorf("with --test-key: %v\n%s", err, out)
 	}
 	if out, err := s.ctl("--key", s.path("TEST-KEY.pub")); err == nil || !strings.Contains(out, "is a TEST") {
