@@ -132,7 +132,7 @@ func (s *site) window(n *fleet.Node) {
 	testkit.Value(n.Run(s.Context(), "systemctl", "restart", "pullgated.service"))(s)
 }
 
-// runs runs a pod of the unproved image on a node.
+// runs creates a pod of the unproved image on a node.
 func (s *site) runs(n *fleet.Node, namespace, name string, policy corev1.PullPolicy) {
 	s.Helper()
 	p := fleet.Pod(n.Name, name, s.unproved())
