@@ -406,18 +406,17 @@ func (s *site) is(n *fleet.Node, was before, but func(change string) bool) {
 	s.Helper()
 	s.must(n.WaitReady(s.Context()))
 	var lines []string
-	unchanged := func() bool {
+	units := ""
+	if !host.Within(20*time.Second, func() bool {
 		lines = slices.DeleteFunc(fleet.Changes(was.files, testkit.Value(n.Snapshot())(s)), but)
-		return len(lines) == 0
-	}
-	if !host.Within(20*time.Second, unchanged) {
-		s.Errorf("%s is not as before:\n%s", n.Name, strings.Join(lines, "\n"))
+		units = s.units(n)
+		return len(lines) == 0 && units == was.units
+	}) {
+		s.Errorf("%s is not as before:\n%s\nunits of pullgate are %q, were %q", n.Name, strings.Join(lines, "\n"), units,
+			was.units)
 	}
 	if args := s.kubeletArgs(n); args != was.args {
 		s.Errorf("the kubelet of %s runs as %s; want as before, %s", n.Name, args, was.args)
-	}
-	if units := s.units(n); units != was.units {
-		s.Errorf("units on %s are %s; want as before, %s", n.Name, units, was.units)
 	}
 }
 
