@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
@@ -156,8 +157,8 @@ func (c *change) apply(ctx context.Context) (Status, error) {
 				"either it is taken back in time", "interrupted in stage %s", stage.Name)
 		case !c.journaled():
 			s := c.status(stage.Name, NotStarted, message(stage.Name, err, "nothing was changed"))
-			state, _ := c.State() // read a moment ago
-			_ = errors.Join(c.report(s), c.collect(state))
+			state, _ := c.State()                          // read a moment ago
+			_ = errors.Join(c.collect(state), c.report(s)) // on a full disk there is space now
 			return s, program.WithHint(err, program.HintOf(err))
 		case c.state.Change == nil: // the end of an installation
 			return c.status(stage.Name, Installed, message(stage.Name, err, "")), nil
@@ -187,7 +188,11 @@ var errNotConfirmed = errors.New("the time for the confirmation is over")
 
 // withHint returns an error whose text ends with its hint.
 func withHint(err error) error {
-	if hint := program.HintOf(err); hint != "" {
+	hint := program.HintOf(err)
+	if hint == "" && (errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
+		hint = "free space or inodes there, then start another attempt"
+	}
+	if hint != "" {
 		return fmt.Errorf("%w (%s)", err, hint)
 	}
 	return err

@@ -344,7 +344,7 @@ func (h *host) fullFrom(tc transition, nth int) (full bool) {
 		m = tc.request.Mode
 	}
 	h.wantWell(version, m)
-	if !s.Good() && tc.request.Action != nodeinstall.Remove {
+	if !s.Good() {
 		want, got := before, h.snapshot()
 		if tc.was == "" {
 			want = nothing
@@ -366,6 +366,46 @@ func (h *host) fullFrom(tc transition, nth int) (full bool) {
 		h.Fatalf("full from write %d, %q: %+v", nth, at, s)
 	}
 	return at != ""
+}
+
+// A confirmed change that cannot be finished on a full disk is finished once there is space.
+func TestConfirmedOnAFullDisk(t *testing.T) {
+	for _, by := range []nodeinstall.Caller{nodeinstall.ByTimer, nodeinstall.ByBoot} {
+		onHost(t, func(h *host) {
+			h.install(request("v1"))
+			h.place("v2")
+			h.hook = func(what string) error {
+				if what == "stage Probation" {
+					panic(errKilled)
+				}
+				return nil
+			}
+			func() {
+				defer func() { _ = recover() }()
+				_, _ = h.apply(request("v2"))
+			}()
+			h.timer = nil
+			h.hook = func(what string) error {
+				if strings.HasPrefix(what, "write ") {
+					return fmt.Errorf("%s: %w", what, syscall.ENOSPC)
+				}
+				return nil
+			}
+			if s, err := h.installer().Revert(h.Context(), by); err == nil || s.Outcome != nodeinstall.Failed ||
+				!strings.Contains(s.Message, "no space left on device (free space or inodes there") {
+				h.Errorf("Revert(%s) on a full disk = %+v, %v", by, s, err)
+			}
+			if h.timer == nil {
+				h.Fatalf("after Revert(%s) on a full disk nothing will finish the change", by)
+			}
+			h.hook, h.timer = nil, nil
+			s, err := h.installer().Revert(h.Context(), nodeinstall.ByTimer)
+			if err != nil || s.Outcome != nodeinstall.Installed {
+				h.Errorf("Revert with space = %+v, %v", s, err)
+			}
+			h.wantWell("v2", nodeinstall.Enforce)
+		})
+	}
 }
 
 // Versions that do not work, and nodes on which none does.

@@ -58,7 +58,10 @@ func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
 	c := &change{Installer: i, state: state, req: j.Request, to: j.To}
 	if c.confirmed() && !j.Back && by != ByHand && j.Request.Action != Remove {
 		if err := c.finish(ctx); err != nil {
-			return c.status("Finish", Failed, message("Finish", err, "")), err
+			s := c.status("Finish", Failed, message("Finish", err, "the node works with "+j.To.Version))
+			_ = c.report(s)
+			c.tryAgain(ctx, j)
+			return s, program.WithHint(err, "correct that; it is tried again in a minute")
 		}
 		return i.Status()
 	}
@@ -121,7 +124,7 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 		s := i.statusOf(j.Request, at, stage, Failed, message(stage, err, "correct that, then run "+i.file(versions,
 			cmp.Or(j.To.Version, "VERSION"), "pullgatectl")+" node revert"))
 		_ = i.report(s)
-		_ = errors.Join(i.disarm(ctx), i.armTimer(ctx, j.To.Version, time.Minute)) // called by the timer, it is tried again
+		i.tryAgain(ctx, j)
 		return s, program.WithHint(err, "correct that, then run pullgatectl node revert; it is tried again in a minute")
 	}
 	s := i.statusOf(j.Request, at, j.At, TakenBack, i.takenBack(j, b))
@@ -129,6 +132,11 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 		s = i.statusOf(j.Request, at, stage, Removed, "pullgate is taken off this node")
 	}
 	return i.commit(ctx, s, b)
+}
+
+// tryAgain lets the timer end a change that could not be ended. If the timer has called, systemd tries again.
+func (i Installer) tryAgain(ctx context.Context, j *Change) {
+	_ = errors.Join(i.disarm(ctx), i.armTimer(ctx, j.To.Version, time.Minute))
 }
 
 func (i Installer) takenBack(j *Change, b *back) string {
@@ -222,7 +230,7 @@ func (b *back) disable(ctx context.Context) error {
 		return nil
 	}
 	e := b.enabler(backWithin)
-	e.Boot = b.boot
+	e.Boot, e.Settle = b.boot, orDefault(b.change.Request.Settle, e.Settle)
 	p, err := e.Disable(ctx)
 	// Nothing uses pullgated, or it is a boot at which no unit runs that tells which of several is the kubelet's.
 	if errors.Is(err, doctor.ErrNoKubelet) || b.boot && errors.Is(err, doctor.ErrSeveralKubelets) &&
@@ -344,7 +352,9 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 	}
 	if err != nil {
 		s := i.statusOf(r, state, "Journal", NotStarted, message("Journal", err, "nothing was removed"))
-		return s, errors.Join(err, i.remove(configuration+before))
+		state.Change = nil
+		_ = errors.Join(i.remove(configuration+before), i.collect(state), i.report(s))
+		return s, err
 	}
 	if err := i.armRemoval(ctx, j); err != nil { // it needs no switch unless it is killed
 		i.progress("arm the switch: %s", said(err))

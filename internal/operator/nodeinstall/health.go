@@ -103,8 +103,8 @@ func (c *change) health(ctx context.Context) (*health, error) {
 
 // withLog adds the last lines of pullgated's log to an error.
 func (i Installer) withLog(ctx context.Context, err error) error {
-	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "--unit="+service, "--lines=5", "--no-pager",
-		"--output=cat")
+	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "_SYSTEMD_UNIT="+service, "--quiet",
+		"--lines=5", "--no-pager", "--output=cat") // without what systemd says of it, which is more and not the reason
 	if logErr != nil || len(out) == 0 {
 		return err
 	}

@@ -34,6 +34,7 @@ const (
 	service   = "pullgated.service"
 	socket    = "pullgated.socket"
 	timer     = "pullgate-deadline.timer"
+	deadline  = "pullgate-deadline.service"
 	bootUnit  = "pullgate-revert.service"
 	etcUnits  = "/etc/systemd/system"
 )
@@ -207,13 +208,15 @@ func (h *host) command(_ context.Context, name string, args ...string) ([]byte, 
 	case strings.HasPrefix(line, "systemctl reset-failed"), strings.HasPrefix(line, "systemctl kill"):
 	case line == "systemctl stop "+timer:
 		h.timer = nil
+	case line == "systemctl stop "+deadline:
+		delete(h.up, deadline)
 	case strings.HasPrefix(line, "systemd-run "):
 		at := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "/") })
-		if h.timer != nil {
-			return nil, errors.New("unit pullgate-deadline.timer already exists")
+		if h.timer != nil || h.up[deadline] != nil {
+			return nil, errors.New("unit pullgate-deadline.timer already exists, or its service does")
 		}
 		h.timer = args[at:]
-	case strings.HasPrefix(line, "journalctl --unit="):
+	case strings.HasPrefix(line, "journalctl _SYSTEMD_UNIT="):
 		return []byte("the last words\n"), nil
 	case strings.HasPrefix(line, "pullgated --config "):
 		if _, err := config.Parse([]byte(h.read(confFile))); err != nil || strings.Contains(name, "refuses") {

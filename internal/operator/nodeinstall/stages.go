@@ -132,9 +132,9 @@ func (c *change) journal(ctx context.Context) error {
 		return nil
 	}
 	j := &Change{Request: c.req, To: c.to, Deadline: c.now().Add(confirmWithin(c.req))}
-	// What is left of an attempt with the same name that never began, and a timer that a former change could not stop.
+	// What is left of an attempt with the same name that never began, and a switch that a former change could not stop.
 	if err := errors.Join(c.remove(c.file("confirm-"+c.req.Attempt)), c.remove(configuration+before),
-		c.disarm(ctx)); err != nil {
+		c.disarm(ctx, deadline+".service")); err != nil {
 		return err
 	}
 	all, err := c.entries(c.to, c.to.Mode, "")
@@ -184,11 +184,13 @@ func (i Installer) armTimer(ctx context.Context, version string, after time.Dura
 	if err == nil && found[0].Active == "active" {
 		return nil
 	}
-	// It tries again if it fails. Without an accuracy, systemd may be late by a minute.
+	// It tries again if it fails, unless its program is gone, which is the last that a change removes. Without an
+	// accuracy, systemd may be late by a minute.
+	command := path.Join(i.programs(version), "pullgatectl")
 	return i.command(ctx, "systemd-run", "--quiet", "--collect", "--unit="+deadline,
 		fmt.Sprintf("--on-active=%d", max(1, int(after.Seconds()))), "--timer-property=AccuracySec=1s",
 		"--property=Restart=on-failure", "--property=RestartSec=30", "--property=StartLimitIntervalSec=0",
-		path.Join(i.programs(version), "pullgatectl"), "node", "revert", "--timer", "--folder", i.folder())
+		"--property=ConditionPathExists="+command, command, "node", "revert", "--timer", "--folder", i.folder())
 }
 
 // firstMode is that of a start: a node that enforces goes on to, any other begins in shadow mode.
@@ -376,12 +378,22 @@ func (i Installer) tidy(ctx context.Context, files []replaced) {
 		i.command(ctx, "systemctl", "daemon-reload"), i.disarm(ctx))
 }
 
-// disarm stops the timer, if it runs.
-func (i Installer) disarm(ctx context.Context) error {
-	if found, err := i.Host.Units(ctx, deadline+".timer"); err == nil && found[0].Active != "active" {
+// disarm stops the timer and more units of the switch, if they run. The timer's service may be the caller.
+func (i Installer) disarm(ctx context.Context, more ...string) error {
+	found, err := i.Host.Units(ctx, append(more, deadline+".timer")...)
+	if err != nil {
+		return err
+	}
+	stop := []string{"systemctl", "stop"} // fails for one that is not loaded
+	for _, u := range found {
+		if u.Active != "inactive" {
+			stop = append(stop, u.Name)
+		}
+	}
+	if len(stop) == 2 {
 		return nil
 	}
-	return i.command(ctx, "systemctl", "stop", deadline+".timer")
+	return i.command(ctx, stop...)
 }
 
 func (i Installer) command(ctx context.Context, argv ...string) error {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/fleet/api"
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
@@ -218,6 +219,7 @@ func (i Installer) exists(file string) bool {
 
 // did is called before every change of the node.
 func (i Installer) did(what string) error {
+	crashpoint.Hit("nodeinstall.change")
 	if i.before != nil {
 		return i.before(what)
 	}
