@@ -111,13 +111,15 @@ model: ## run a million random operations, and check that no pod uses an image w
 	PULLGATE_MODEL_STEPS=1000000 go test -count=1 -timeout 10m -v -run '^TestModel$$' ./internal/gate
 
 .PHONY: nightly
-nightly: build ## run the long forms of model, proxy, store and fleet tests, as root; takes four hours
+nightly: build ## run the long forms of model, proxy, store, node and fleet tests, as root; takes four hours
 	PULLGATE_SCHEDULES=100000 PULLGATE_STARVATION=10m go test -count=1 -timeout 60m -v ./pkg/criproxy \
 		-run '^(TestSchedules|Test(WaitingCalls|Connections)StopNoOtherCall|TestKubeletBesideATenantThatWaits)$$'
 	PULLGATE_STARVATION=10m go test -count=1 -timeout 10m -v -run '^TestWaitingPullsDelayNoOtherPod$$' ./internal/gate
 	PULLGATE_FLIPS=20000 go test -count=1 -timeout 30m -v -run '^TestFlippedByteOfTheStoreOpensNoImage$$' ./pkg/tracker
 	cd e2e && PULLGATE_FLEET=1000 PULLGATE_FLEET_REST=30m go test -tags e2e -count=1 -timeout 60m -v -run '^TestFleet$$' \
 		./podsource
+	cd e2e && PULLGATE_INTERRUPTIONS=all go test -tags e2e -count=1 -timeout 90m -v -run '^TestNodeInstallInterrupted$$' \
+		./systemd
 	cd e2e && PULLGATE_OUTAGE=10m go test -tags e2e -count=1 -timeout 30m -v -run '^TestFleet$$' ./fleet
 	@for i in {1..100}; do echo "==> nightly: make model, run $$i of 100"; $(MAKE) model; done
 

@@ -1,7 +1,9 @@
 package machine_test
 
 import (
+	"errors"
 	"os"
+	"syscall"
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -12,6 +14,7 @@ import (
 
 // A machine keeps what it has on disk over a reboot and a power cut, and nothing in /run.
 func TestReboot(t *testing.T) {
+	t.Parallel()
 	const kept, lost = "/etc/kept", "/run/lost"
 	m := testkit.Value(machine.Start(t.Context(), t.TempDir(), "/pullgate-reboot", nil))(t)
 	host.AtEnd(t, m.Close)
@@ -36,4 +39,21 @@ func TestReboot(t *testing.T) {
 	}
 	testkit.Value(m.Run(t.Context(), "dbus-send", "--system", "--print-reply", "--dest=org.freedesktop.systemd1",
 		"/org/freedesktop/systemd1", "org.freedesktop.DBus.Peer.Ping"))(t)
+}
+
+// A machine whose disk is full has the space that was left, and then none.
+func TestFill(t *testing.T) {
+	t.Parallel()
+	m := testkit.Value(machine.Start(t.Context(), t.TempDir(), "/pullgate-fill", nil))(t)
+	host.AtEnd(t, m.Close)
+	page := func(name string) error { return os.WriteFile(m.Path("/opt/"+name), make([]byte, 4096), 0o600) }
+	testkit.Must(t, m.Fill(t.Context(), 1, 2), page("first"))
+	if err := page("second"); !errors.Is(err, syscall.ENOSPC) { // there is an inode for it, and no page
+		t.Errorf("a second page = %v; want ENOSPC", err)
+	}
+	testkit.Must(t, m.Fill(t.Context(), 2, 0))
+	if err := page("third"); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a file without an inode = %v; want ENOSPC", err)
+	}
+	testkit.Must(t, m.Empty(t.Context()), page("third"))
 }

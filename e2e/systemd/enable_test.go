@@ -17,6 +17,7 @@ const where = "find /etc /usr/lib/systemd /var/lib/kubelet -xdev -type f -not -n
 // A kubelet is pointed at pullgate and back, and nothing but that is changed.
 // Shows: 001-30
 func TestNodeEnable(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.do("dpkg", "--install", packed+"/"+newer+".deb")
 	s.write(conf, shadow)

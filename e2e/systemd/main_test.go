@@ -207,11 +207,16 @@ func (s *site) judges() {
 	}
 }
 
-// underCalls runs a function while kubelets make calls, and checks that no call fails.
+// underCalls runs a function while three kubelets make calls, and checks that no call fails.
 func (s *site) underCalls(do func()) {
 	s.Helper()
+	s.underCallsOf(3, do)
+}
+
+func (s *site) underCallsOf(kubelets int, do func()) {
+	s.Helper()
 	c := node.NewCalls(s.Context())
-	for range 3 {
+	for range kubelets {
 		k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+filepath.Join(s.node.Dir, "machine", "cri.sock")))(s)
 		defer k.Close()
 		c.Lists(k)

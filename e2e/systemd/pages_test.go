@@ -14,6 +14,7 @@ import (
 
 // An operator copies the commands of getting-started.md and upgrades.md in order, on a node with a private image.
 func TestGettingStarted(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.kubelets()
 	s.do("systemctl", "daemon-reload")

@@ -1,0 +1,410 @@
+package systemd_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/operator/nodeinstall"
+	"github.com/pullgate/pullgate/internal/testkit"
+
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// A transition is a change of a node from a version to another; "" is none.
+type transition struct {
+	name    string
+	action  nodeinstall.Action
+	was, to string
+}
+
+// An interruption is a kill and what comes next, or a file system that becomes full.
+type interruption struct {
+	point string // before which it is killed: a stage, or a number of changes of a removal; "" is no kill
+	next  string // boot, apply, timer or hand
+	full  bool   // from the kill until the end of the change no page and no inode is free
+	// Without a kill the pod carries the change out with so much space.
+	pages, inodes int
+}
+
+func (i interruption) String() string {
+	switch {
+	case i.point == "":
+		return fmt.Sprintf("%d pages and %d inodes", i.pages, i.inodes)
+	case i.full:
+		return i.point + " then " + i.next + " on a full disk"
+	}
+	return i.point + " then " + i.next
+}
+
+// How often a removal changes the node, and more than an installation writes beside programs: pages, and files.
+const removalChanges, writes = 25, 12
+
+const plenty = 1 << 20 // pages or inodes
+
+// interruptions returns all of a transition whose programs have so many pages. Who comes next differs from stage to
+// stage, but that each is followed by a power cut.
+func (tr transition) interruptions(programs int) (all []interruption) {
+	next := []string{"boot", "apply", "timer", "hand"}
+	if tr.action == nodeinstall.Remove {
+		for n := range removalChanges {
+			all = append(all, interruption{point: strconv.Itoa(n + 1), next: next[n%4], full: n/4%2 == 0})
+		}
+		return all
+	}
+	for n, stage := range nodeinstall.Stages() {
+		all = append(all, interruption{point: stage.Name, next: "boot"},
+			interruption{point: stage.Name, next: next[1+n%3]},
+			interruption{point: stage.Name, next: next[n%4], full: true})
+	}
+	if tr.action != nodeinstall.Install { // which is what a pod does
+		return all
+	}
+	all = append(all, interruption{pages: programs / 3, inodes: plenty})
+	for n := range writes {
+		all = append(all, interruption{pages: programs + n, inodes: plenty}, interruption{pages: plenty, inodes: n})
+	}
+	return all
+}
+
+// A change that is killed before each stage, and then ended by a power cut or by others, also on a full disk; and one
+// that a pod makes on a disk with little space. Afterwards the node is as before, byte for byte, or has the new
+// version, and the calls of the kubelet are answered.
+//
+// PULLGATE_INTERRUPTIONS=all runs all of them. Without it each power cut of a first installation is run, and a sample
+// of the others, which PULLGATE_INTERRUPTIONS=SEED repeats.
+func TestNodeInstallInterrupted(t *testing.T) {
+	t.Parallel()
+	first := transition{"first", nodeinstall.Install, "", newer}
+	upgrade := transition{"upgrade", nodeinstall.Install, older, newer}
+	rollback := transition{"rollback", nodeinstall.Rollback, newer, older}
+	removal := transition{"removal", nodeinstall.Remove, newer, ""}
+	machines := map[string][]transition{"first": {first}, "others": {upgrade, rollback, removal}}
+	seed, all := rand.Uint64(), false
+	if text := os.Getenv("PULLGATE_INTERRUPTIONS"); text == "all" {
+		machines = map[string][]transition{
+			"first": {first}, "upgrade": {upgrade}, "rollback": {rollback}, "removal": {removal},
+		}
+		all = true
+	} else if text != "" {
+		seed = testkit.Value(strconv.ParseUint(text, 10, 64))(t)
+	}
+	t.Logf("PULLGATE_INTERRUPTIONS=%d", seed)
+	for name, transitions := range machines {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := fleetNode(t)
+			s.do("systemctl", "add-wants", "multi-user.target", "kubelet.service")
+			for _, tr := range transitions {
+				chosen := tr.interruptions(s.pagesOf(newer))
+				if !all {
+					random := rand.New(rand.NewPCG(seed, 1))
+					random.Shuffle(len(chosen), func(a, b int) { chosen[a], chosen[b] = chosen[b], chosen[a] })
+					left := 3
+					chosen = slices.DeleteFunc(chosen, func(i interruption) bool {
+						if tr.name == "first" && i.next == "boot" && !i.full {
+							return false
+						}
+						left--
+						return left < 0
+					})
+				}
+				for n, i := range chosen {
+					s.step(tr.name+", "+i.String(), func() { s.interrupted(tr, i, fmt.Sprintf("%s-%d", tr.name, n)) })
+				}
+			}
+		})
+	}
+}
+
+// pagesOf returns how many pages the programs of a version take.
+func (s *site) pagesOf(version string) (pages int) {
+	s.Helper()
+	for _, name := range nodeinstall.Programs() {
+		info := testkit.Value(os.Stat(s.machine.Path("/srv/" + version + "/usr/bin/" + name)))(s)
+		pages += int(info.Size()+4095) / 4096
+	}
+	return pages
+}
+
+// interrupted interrupts a transition, and checks the node.
+func (s *site) interrupted(tr transition, i interruption, attempt string) {
+	s.Helper()
+	s.prepare(tr, "before-"+attempt)
+	before := s.snapshot()
+	r := s.enforcing(attempt, tr.to)
+	r.Action = tr.action
+	want := ""
+	do := func() { want = s.killed(tr, i, r) }
+	if i.point == "" {
+		do = func() { want = s.cramped(tr, i, r) }
+	}
+	if tr.was == "" || tr.to == "" || i.next == "boot" {
+		do()
+	} else {
+		s.underCallsOf(1, do)
+	}
+	if i.next == "boot" {
+		switch {
+		case i.point == "Check", i.point == "Journal", i.point == "1":
+			// Nothing had begun. The next attempt removes what the pod has placed.
+			s.do("/srv/"+newer+"/usr/bin/pullgatectl", "node", "revert", "--timer")
+		case i.point == "Arm", tr.action == nodeinstall.Remove && s.state().Change != nil:
+			// No unit was there for the boot; the next attempt would do this, once the time of this one is over.
+			s.do("/srv/"+newer+"/usr/bin/pullgatectl", "node", "revert")
+		}
+	}
+	if state := s.state(); state.Change != nil {
+		s.Errorf("the change has not ended: %+v", state.Change)
+	}
+	s.works(want)
+	switch after := s.snapshot(); {
+	case want != tr.was:
+	case want == "" && after != before, difference(withoutRecords(before), withoutRecords(after)) != "":
+		s.Errorf("changed is\n%s", difference(before, after))
+	}
+}
+
+// killed kills a change, lets another end it, and returns the version that has to be installed.
+func (s *site) killed(tr transition, i interruption, r nodeinstall.Request) string {
+	s.Helper()
+	if tr.action == nodeinstall.Install {
+		s.place(tr.to)
+	}
+	point := i.point
+	if tr.action == nodeinstall.Remove {
+		point = "change#" + point
+	}
+	confirmed := i.point == "Probation" || i.point == "Finish"
+	if confirmed {
+		s.crashed(r, "AwaitingConfirmation")
+		s.do("/srv/"+newer+"/usr/bin/pullgatectl", "node", "confirm")
+	}
+	s.crashed(r, point)
+	if confirmed && i.full { // it cannot be finished, and says so
+		s.machine.MayFail = "pullgate-revert.service"
+	}
+	begun := s.state().Change != nil || s.installed() == "" // a removal that goes on
+	if i.full {
+		s.must(s.machine.Fill(s.Context(), 0, 0))
+	}
+	again := s.goOn(i, r)
+	want := tr.was
+	switch {
+	case again && i.full:
+		want = s.installed()
+	case again, tr.action == nodeinstall.Remove && begun, confirmed && i.next != "hand":
+		want = tr.to
+	}
+	if i.full {
+		s.dials(want)
+		s.must(s.machine.Empty(s.Context()))
+		if s.state().Change != nil && s.shows("pullgate-deadline.timer", "ActiveState") == "active" {
+			s.goOn(interruption{next: "timer"}, r) // it would try again in a minute
+			s.machine.MayFail = ""
+		}
+	}
+	return want
+}
+
+// dials checks that the kubelet uses a version, or none.
+func (s *site) dials(version string) {
+	s.Helper()
+	endpoint := through
+	if version == "" {
+		endpoint = direct
+	}
+	s.wantDials("kubelet.service", endpoint)
+}
+
+// cramped lets the pod make a change with little space, and returns the version that has to be installed.
+func (s *site) cramped(tr transition, i interruption, r nodeinstall.Request) string {
+	s.Helper()
+	s.must(s.machine.Fill(s.Context(), i.pages, i.inodes))
+	last, _ := s.installPod(r, newer, func() {}) // its error is that of its last words
+	s.must(s.machine.Empty(s.Context()))
+	if !last.Good() {
+		s.wantFull(last)
+		return tr.was
+	}
+	return tr.to
+}
+
+func (s *site) wantFull(st nodeinstall.Status) {
+	s.Helper()
+	// The hint is that of the change, or of a pullgated that cannot start.
+	if !regexp.MustCompile("/.*no space left on device.*(free space or inodes there|not full)").MatchString(st.Message) {
+		s.Errorf("on a full disk: %+v; want it to say what, where and what to do", st)
+	}
+}
+
+// withoutRecords leaves records and logs out of a snapshot, which go on.
+func withoutRecords(snapshot string) string {
+	return regexp.MustCompile("(?m)^var/(lib|log)/pullgate.*\n").ReplaceAllString(snapshot, "")
+}
+
+func (s *site) enforcing(attempt, version string) nodeinstall.Request {
+	r := fleetRequest(attempt, version)
+	r.Mode = nodeinstall.Enforce
+	// The image is there already when it is installed again.
+	r.Configuration += "imagePullCredentialsVerificationPolicy: AlwaysVerify\n"
+	return r
+}
+
+// prepare installs what a transition begins with, and with it alice's proof of access.
+func (s *site) prepare(tr transition, attempt string) {
+	s.Helper()
+	state, now := s.state(), s.installed()
+	switch {
+	case tr.was == now:
+		return
+	case tr.was == "":
+		s.applies(nodeinstall.Request{Attempt: attempt, Action: nodeinstall.Remove, Purge: true, Settle: "2s"})
+		s.do("rm", "-rf", "/var/lib/pullgate", "/var/log/pullgate") // of a removal
+		return
+	case now != "" && state.Installed.Former != nil && state.Installed.Former.Version == "v"+tr.was:
+		r := s.enforcing(attempt, tr.was)
+		r.Action = nodeinstall.Rollback
+		s.applies(r)
+	default:
+		if now == "" && tr.action == nodeinstall.Rollback {
+			s.place(tr.to)
+			s.applies(s.enforcing(attempt+"-former", tr.to))
+		}
+		s.place(tr.was)
+		s.applies(s.enforcing(attempt, tr.was))
+	}
+	if got := s.installed(); got != tr.was {
+		s.Fatalf("version %q is installed; want %q", got, tr.was)
+	}
+	s.dial()
+	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running {
+		s.Fatalf("alice's pod: %v; want it to run", o)
+	}
+}
+
+// dial connects to the socket that this boot has.
+func (s *site) dial() {
+	s.Helper()
+	name := filepath.Join(s.node.Dir, "machine", "cri.sock")
+	s.must(os.Remove(name))
+	s.must(os.Symlink(s.machine.Path("/run/pullgate/cri.sock"), name))
+	s.connect()
+}
+
+// works checks that a version, or none, is what the kubelet uses, and that it judges.
+func (s *site) works(version string) {
+	s.Helper()
+	s.dials(version)
+	if version == "" {
+		s.wantState(unit, "inactive")
+		s.wantState(socket, "inactive")
+		return
+	}
+	s.wantState(unit, "active")
+	s.wantVersion(unit, version)
+	s.wantState("pullgate-deadline.timer", "inactive")
+	s.dial()
+	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running {
+		s.Errorf("alice's pod: %v; want it to run", o)
+	}
+	s.judges()
+}
+
+// goOn ends a change that was killed. It reports whether it was applied again.
+func (s *site) goOn(i interruption, r nodeinstall.Request) bool {
+	s.Helper()
+	switch {
+	case i.next == "boot":
+		s.must(s.machine.PowerCut(s.Context()))
+	case i.next == "timer" && s.shows("pullgate-deadline.timer", "ActiveState") == "active":
+		s.do("systemctl", "restart", "pullgate-deadline.service")
+		s.until("its unit to end, or to wait until it is tried again", func() bool {
+			return s.shows("pullgate-deadline.service", "ActiveState") != "active"
+		})
+	case i.next == "hand":
+		out, err := s.machine.Run(s.Context(), "/srv/"+newer+"/usr/bin/pullgatectl", "node", "revert")
+		if err != nil && !strings.Contains(out, "no change of this node is in progress") {
+			s.Errorf("revert = %v", err)
+		}
+	default: // also where no timer is armed
+		if st := s.applies(r); i.full && !st.Good() {
+			s.wantFull(st)
+		}
+		return true
+	}
+	return false
+}
+
+// applies carries a request out, and confirms it once it can be.
+func (s *site) applies(r nodeinstall.Request) (st nodeinstall.Status) {
+	s.Helper()
+	file := "/run/request-" + r.Attempt + ".json" // where there is space
+	if !s.exists(file) {
+		s.write(file, string(testkit.Value(json.Marshal(r))(s)))
+	}
+	cmd := s.machine.Command(s.Context(), "/srv/"+newer+"/usr/bin/pullgatectl", "node", "apply", "--request", file, "-o",
+		"json")
+	var out, diag bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &diag
+	s.must(cmd.Start())
+	done := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // its status says how it ended
+		close(done)
+	}()
+	confirmed := false
+	s.until("it to be applied", func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+		}
+		if now, err := os.ReadFile(s.machine.Path(fleetFolder + "/status.json")); err == nil && !confirmed &&
+			json.Unmarshal(now, &st) == nil && st.Attempt == r.Attempt && st.Stage == "AwaitingConfirmation" {
+			_, err := s.machine.Run(s.Context(), "/srv/"+newer+"/usr/bin/pullgatectl", "node", "confirm")
+			confirmed = err == nil
+		}
+		return false
+	})
+	if err := json.Unmarshal(out.Bytes(), &st); err != nil {
+		s.Fatalf("apply printed %q, %s: %v", out.String(), diag.String(), err)
+	}
+	s.Logf("%+v", st)
+	return st
+}
+
+func (s *site) place(version string) {
+	s.Helper()
+	s.do("/bin/sh", "-c", fmt.Sprintf("rm -rf %[1]s && mkdir -p %[1]s && cp /srv/%[2]s/usr/bin/pullgate[dc]* %[1]s",
+		fleetFolder+"/versions/v"+version, version))
+}
+
+func (s *site) state() (state nodeinstall.State) {
+	s.Helper()
+	content, err := os.ReadFile(s.machine.Path(fleetFolder + "/state.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return state
+	}
+	s.must(err)
+	s.must(json.Unmarshal(content, &state))
+	return state
+}
+
+// installed returns the number of the installed version; "" is none.
+func (s *site) installed() string {
+	s.Helper()
+	if state := s.state(); state.Installed != nil {
+		return strings.TrimPrefix(state.Installed.Version, "v")
+	}
+	return ""
+}
