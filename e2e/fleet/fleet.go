@@ -39,6 +39,8 @@ type Fleet struct {
 	*cluster.Cluster
 	// Registry is reached by the nodes under the same name.
 	Registry *node.Registry
+	// Owned is another one, which asks for the credentials of an owner.
+	Owned *node.Registry
 
 	base        *node.Node // whose folder, cgroup and registries the fleet uses
 	programs    string     // the folder of the kubelet
@@ -61,8 +63,8 @@ func Start(ctx context.Context) (f *Fleet, err error) {
 	defer host.Catch(&err)
 	f.programs = host.Must(release.Kubernetes(ctx, Kubernetes))
 	f.base = host.Must(node.New(ctx, node.Options{}))
-	f.Registry = f.base.Public
-	f.pause = host.Must(f.Push(ctx, "pause:1")).Name
+	f.Registry, f.Owned = f.base.Public, f.base.Private
+	f.pause = host.Must(Push(ctx, f.Registry, "pause:1")).Name
 	policy := f.path("audit.yaml")
 	host.Check(os.WriteFile(policy, []byte(audited), 0o600), f.serveEgress())
 	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), Kubernetes, "no-node",
@@ -96,11 +98,11 @@ func (f *Fleet) startController(ctx context.Context, program string, args ...str
 		host.Must(release.Component(ctx, Kubernetes, program)), args...)))
 }
 
-// Push pushes an image to the registry whose containers do nothing, and end at once when they are told to: otherwise
+// Push pushes an image to a registry whose containers do nothing, and end at once when they are told to: otherwise
 // machines would wait for them when they shut down.
-func (f *Fleet) Push(ctx context.Context, name string) (node.Pushed, error) {
+func Push(ctx context.Context, r *node.Registry, name string) (node.Pushed, error) {
 	idle := []string{"/bin/sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait; done"}
-	return f.Registry.Push(ctx, name, node.Image{Content: name, Entrypoint: idle})
+	return r.Push(ctx, name, node.Image{Content: name, Entrypoint: idle})
 }
 
 // AuditLog is the file with a line for each call of the API server that was answered.

@@ -41,7 +41,7 @@ type Node struct {
 	dir    string
 	taint  string
 	number int
-	lines  []*line // to the API server, by both of its addresses, and to the registry
+	lines  []*line // to the API server, by both of its addresses, and to the registries
 }
 
 func (n *Node) path(parts ...string) string {
@@ -138,7 +138,7 @@ func (n *Node) pods() string { return fmt.Sprintf("10.244.%d.", n.number) }
 // kubernetes is the IP address of the Service of the API server.
 const kubernetes = "10.96.0.1"
 
-// Connect gives the machine its addresses, and connects it to API server and registry. A reboot ends both.
+// Connect gives the machine its addresses, and connects it to API server and registries. A reboot ends both.
 func (n *Node) Connect(ctx context.Context) (err error) {
 	defer host.Catch(&err)
 	n.Cut()
@@ -147,7 +147,10 @@ func (n *Node) Connect(ctx context.Context) (err error) {
 			"ip", "address", "replace", address+"/32", "dev", "lo"))
 	}
 	api, registry := strings.TrimPrefix(n.fleet.Config("").Host, "https://"), n.fleet.Registry.Host()
-	for address, target := range map[string]string{api: api, kubernetes + ":443": api, registry: registry} {
+	owned := n.fleet.Owned.Host()
+	for address, target := range map[string]string{
+		api: api, kubernetes + ":443": api, registry: registry, owned: owned,
+	} {
 		n.lines = append(n.lines, open(host.Must(n.Listen(ctx, address)), target))
 	}
 	return nil

@@ -42,7 +42,9 @@ func TestFleet(t *testing.T) {
 	was := map[*fleet.Node]before{}
 	var containers map[string]fleet.Container
 	s.step("nodes with pods", func() {
-		app := testkit.Value(s.fleet.Push(s.Context(), "app:1"))(s)
+		app := testkit.Value(fleet.Push(s.Context(), s.fleet.Registry, "app:1"))(s)
+		testkit.Value(fleet.Push(s.Context(), s.fleet.Owned, "owned:1"))(s)
+		s.secret(apps)
 		s.nodes = testkit.Value(s.fleet.Join(s.Context(), "good-1", "good-2", "good-3", "bad-1", "bad-2", "bad-3",
 			"bad-4"))(s)
 		s.chart() // with one node, both pods would be there
@@ -76,7 +78,7 @@ func TestFleet(t *testing.T) {
 		}
 	})
 	s.step("no container restarted", func() { s.unchanged(containers) })
-	s.step("three nodes judge", func() { s.bypass(s.nodes[:3]...); s.judges(s.nodes[:3]...) })
+	s.step("three nodes judge", func() { s.own(s.nodes[:3]...); s.judges(s.nodes[:3]...) })
 	s.step("Rollouts of nodes that are not as others", func() {
 		s.Run("leaves, webhook", func(t *testing.T) {
 			t.Parallel()

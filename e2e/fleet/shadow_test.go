@@ -6,14 +6,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/fleet"
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -28,28 +31,43 @@ const (
 // app is an image that nodes have before pullgate comes.
 func (s *site) app() string { return s.fleet.Registry.Host() + "/app:1" }
 
-// unproved is an image that pullgate does not show to pods, since it came past it.
-func (s *site) unproved() string { return s.fleet.Registry.Host() + "/unproved:1" }
+// owned is an image that only pods with the Secret of its owner may use.
+func (s *site) owned() string { return s.fleet.Owned.Host() + "/owned:1" }
 
-// bypass pulls an image on nodes past pullgated.
-func (s *site) bypass(nodes ...*fleet.Node) {
+const ownersSecret = "owner"
+
+// secret makes the Secret of the owner in namespaces.
+func (s *site) secret(namespaces ...string) {
 	s.Helper()
-	testkit.Value(s.fleet.Push(s.Context(), "unproved:1"))(s)
-	for _, n := range nodes {
-		testkit.Value(n.Run(s.Context(), "ctr", "--namespace=k8s.io", "images", "pull", "--plain-http", s.unproved()))(s)
-		if !host.Within(20*time.Second, func() bool { return s.shows(n, runtimeSocket, s.unproved()) }) {
-			s.Fatalf("the runtime of %s does not show the image that it has pulled", n.Name)
-		}
+	secret := cluster.PullSecret(ownersSecret, s.fleet.Owned.Host(), node.Alice().Username, node.Alice().Password)
+	for _, ns := range namespaces {
+		testkit.Value(s.fleet.Client.CoreV1().Secrets(ns).Create(s.Context(), secret, metav1.CreateOptions{}))(s)
 	}
 }
 
-// judges checks that a node shows an image that was there before pullgate to a pod, and not one that came past it.
+// own runs a pod of the owner on nodes.
+func (s *site) own(nodes ...*fleet.Node) {
+	s.Helper()
+	for _, n := range nodes {
+		s.pod(n, apps, "owner-"+n.Name, corev1.PullIfNotPresent, ownersSecret)
+	}
+	if !host.Within(time.Minute, func() bool {
+		is := testkit.Value(s.fleet.Containers(s.Context(), apps))(s)
+		return !slices.ContainsFunc(nodes, func(n *fleet.Node) bool { return !is["owner-"+n.Name+"/main"].Running })
+	}) {
+		s.explain(nodes...)
+		s.Fatalf("the owner's pods do not run: %+v", testkit.Value(s.fleet.Containers(s.Context(), apps))(s))
+	}
+}
+
+// judges checks that nodes show an image that was there before pullgate to a pod without a Secret, and not the owned
+// one, which they have.
 func (s *site) judges(nodes ...*fleet.Node) {
 	s.Helper()
 	for _, n := range nodes {
-		if !s.shows(n, pullgateSocket, s.app()) || s.shows(n, pullgateSocket, s.unproved()) ||
-			!s.shows(n, runtimeSocket, s.unproved()) {
-			s.Errorf("%s does not judge: it hides %s, or shows %s", n.Name, s.app(), s.unproved())
+		if !s.shows(n, pullgateSocket, s.app()) || s.shows(n, pullgateSocket, s.owned()) ||
+			!s.shows(n, runtimeSocket, s.owned()) {
+			s.Errorf("%s does not judge: it hides %s, or shows %s", n.Name, s.app(), s.owned())
 		}
 	}
 }
@@ -82,16 +100,21 @@ func (s *site) shadow(n *fleet.Node, was before) {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
 		testkit.Value(s.fleet.Client.CoreV1().Namespaces().Create(s.Context(), ns, metav1.CreateOptions{}))(s)
 	}
-	s.bypass(n)
+	s.secret(name, other)
+	s.own(n)
 	s.window(n)
 	want := map[string]bool{}
 	for i, namespace := range []string{name, name, name, other, other} {
-		s.runs(n, namespace, fmt.Sprintf("refused-%d", i), corev1.PullNever)
+		s.pod(n, namespace, fmt.Sprintf("refused-%d", i), corev1.PullNever)
 		want[fmt.Sprintf("%s/refused-%d", namespace, i)] = true
 	}
-	a := s.reports(n, 4, "NO-GO: 1 of 1 nodes would refuse 5 pods of 2 namespaces")
+	s.reported(n, 5)
+	// As after a day.
+	day := fmt.Appendf(nil, `{"report": {"observedSince": %q}}`, time.Now().Add(-25*time.Hour).UTC().Format(time.RFC3339))
+	testkit.Value(s.nodeReports.Patch(s.Context(), n.Name, types.MergePatchType, day, metav1.PatchOptions{}))(s)
+	a := s.reports(n, 4, "24h", "NO-GO: 1 of 1 node would refuse 5 pods of 2 namespaces")
 	for _, r := range a.Refusals {
-		if pod := r.Namespace + "/" + r.Pod; !want[pod] || r.Node != n.Name || r.Image != s.unproved() {
+		if pod := r.Namespace + "/" + r.Pod; !want[pod] || r.Node != n.Name || r.Image != s.owned() {
 			s.Errorf("refused is %+v; want pods %v of %s", r, want, n.Name)
 		}
 		delete(want, r.Namespace+"/"+r.Pod)
@@ -100,17 +123,18 @@ func (s *site) shadow(n *fleet.Node, was before) {
 		s.Errorf("not reported are %v", want)
 	}
 
-	// Repaired: the pods pull.
+	// Repaired: the pods have the Secret.
 	s.window(n)
 	for i, namespace := range []string{name, name, name, other, other} {
-		s.runs(n, namespace, fmt.Sprintf("repaired-%d", i), corev1.PullAlways)
+		s.pod(n, namespace, fmt.Sprintf("repaired-%d", i), corev1.PullNever, ownersSecret)
 	}
-	s.reports(n, 0, "GO: 1 of 1 nodes, no pod would be refused in the last 10s")
+	s.reported(n, 0)
+	s.reports(n, 0, "10s", "GO: 1 of 1 node, no pod would be refused in the last 10s")
 
 	// Stopped: the kubelet says that the node is not Ready.
 	testkit.Value(n.Run(s.Context(), "systemctl", "stop", "containerd.service"))(s)
 	s.becomes(n, "not Ready", func(o *corev1.Node) bool { return !ready(o) })
-	s.reports(n, 4, "NO-GO: 0 of 1 nodes, no pod would be refused in the last 10s; 1 node unknown")
+	s.reports(n, 4, "10s", "NO-GO: 0 of 1 node, no pod would be refused in the last 10s; 1 node unknown")
 	testkit.Value(n.Run(s.Context(), "systemctl", "start", "containerd.service"))(s)
 	s.must(n.WaitReady(s.Context()))
 
@@ -132,11 +156,14 @@ func (s *site) window(n *fleet.Node) {
 	testkit.Value(n.Run(s.Context(), "systemctl", "restart", "pullgated.service"))(s)
 }
 
-// runs creates a pod of the unproved image on a node.
-func (s *site) runs(n *fleet.Node, namespace, name string, policy corev1.PullPolicy) {
+// pod creates a pod of the owned image on a node.
+func (s *site) pod(n *fleet.Node, namespace, name string, policy corev1.PullPolicy, secrets ...string) {
 	s.Helper()
-	p := fleet.Pod(n.Name, name, s.unproved())
+	p := fleet.Pod(n.Name, name, s.owned())
 	p.Spec.Containers[0].ImagePullPolicy = policy
+	for _, secret := range secrets {
+		p.Spec.ImagePullSecrets = append(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: secret})
+	}
 	testkit.Value(s.fleet.Client.CoreV1().Pods(namespace).Create(s.Context(), p, metav1.CreateOptions{}))(s)
 }
 
@@ -146,13 +173,35 @@ type answer struct {
 	Refusals []struct{ Node, Namespace, Pod, Image string }
 }
 
+// reported waits until a pullgated that has just been restarted has reported so many refusals.
+func (s *site) reported(n *fleet.Node, refusals int) {
+	s.Helper()
+	var r struct {
+		Report struct {
+			ObservedSince time.Time
+			Refused       []any
+		}
+	}
+	if !host.Within(90*time.Second, func() bool {
+		o, err := s.nodeReports.Get(s.Context(), n.Name, metav1.GetOptions{})
+		if err != nil {
+			return false
+		}
+		s.must(json.Unmarshal(testkit.Value(json.Marshal(o.Object))(s), &r))
+		return time.Since(r.Report.ObservedSince) < time.Hour && len(r.Report.Refused) == refusals
+	}) {
+		s.explain(n)
+		s.Fatalf("%s has reported %+v; want %d refusals", n.Name, r, refusals)
+	}
+}
+
 // reports waits until the report about a node has an exit code and a summary.
-func (s *site) reports(n *fleet.Node, code int, summary string) (a answer) {
+func (s *site) reports(n *fleet.Node, code int, since, summary string) (a answer) {
 	s.Helper()
 	program, out, exit := testkit.Value(node.Program("pullgatectl"))(s), []byte(nil), 0
 	if !host.Within(90*time.Second, func() bool {
 		cmd := exec.CommandContext(s.Context(), program, "report", "--kubeconfig", filepath.Join(s.dir, "admin"),
-			"--selector", "kubernetes.io/hostname="+n.Name, "--since", "10s", "--output", "json")
+			"--selector", "kubernetes.io/hostname="+n.Name, "--since", since, "--output", "json")
 		out, _ = cmd.Output() // the exit code says it
 		exit, a = cmd.ProcessState.ExitCode(), answer{}
 		return exit == code && json.Unmarshal(out, &a) == nil && strings.TrimSpace(a.Summary) == summary

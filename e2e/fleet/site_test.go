@@ -56,6 +56,8 @@ type site struct {
 	signer    string // the file of the key of both
 	publicKey string // of the signer
 	rollouts  dynamic.ResourceInterface
+	// nodeReports are what nodes report in shadow mode.
+	nodeReports dynamic.ResourceInterface
 
 	waitForNewer func()
 }
@@ -78,9 +80,10 @@ func newSite(t *testing.T) *site {
 	s.fleet = testkit.Value(fleet.Start(t.Context()))(t)
 	host.AtEnd(t, s.fleet.Close)
 	objects := testkit.Value(dynamic.NewForConfig(s.fleet.Config(cluster.Administrator)))(t)
-	s.rollouts = objects.Resource(schema.GroupVersionResource{
-		Group: "fleet.pullgate.dev", Version: "v1alpha1", Resource: "rollouts",
-	})
+	resource := schema.GroupVersionResource{Group: "fleet.pullgate.dev", Version: "v1alpha1", Resource: "rollouts"}
+	s.rollouts = objects.Resource(resource)
+	resource.Resource = "nodereports"
+	s.nodeReports = objects.Resource(resource)
 	s.older = s.build(filepath.Dir(testkit.Value(node.Program("pullgated"))(t)))
 	for _, name := range []string{namespace, apps} {
 		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
