@@ -78,7 +78,11 @@ func TestFleet(t *testing.T) {
 		}
 	})
 	s.step("no container restarted", func() { s.unchanged(containers) })
-	s.step("three nodes judge", func() { s.own(s.nodes[:3]...); s.judges(s.nodes[:3]...) })
+	s.step("three nodes judge", func() {
+		s.own(s.nodes[:3]...)
+		s.intrudes(s.nodes[:3]...)
+		s.judges(s.nodes[:3]...)
+	})
 	s.step("Rollouts of nodes that are not as others", func() {
 		s.Run("leaves, webhook", func(t *testing.T) {
 			t.Parallel()

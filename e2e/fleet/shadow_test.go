@@ -60,14 +60,33 @@ func (s *site) own(nodes ...*fleet.Node) {
 	}
 }
 
-// judges checks that nodes show an image that was there before pullgate to a pod without a Secret, and not the owned
-// one, which they have.
+// intrudes runs a pod without the owner's Secret on nodes, which are not to start it.
+func (s *site) intrudes(nodes ...*fleet.Node) {
+	s.Helper()
+	for _, n := range nodes {
+		s.pod(n, ordinary, "intruder-"+n.Name, corev1.PullNever)
+	}
+	if !host.Within(time.Minute, func() bool {
+		is := testkit.Value(s.fleet.Containers(s.Context(), ordinary))(s)
+		return !slices.ContainsFunc(nodes, func(n *fleet.Node) bool {
+			return !strings.HasPrefix(is["intruder-"+n.Name+"/main"].Waiting, node.NeverPulled)
+		})
+	}) {
+		s.explain(nodes...)
+		s.Fatalf("the intruders are %+v; want %s", testkit.Value(s.fleet.Containers(s.Context(), ordinary))(s),
+			node.NeverPulled)
+	}
+}
+
+// judges checks that nodes with an intruder show it an image that was there before pullgate, and not the owned one,
+// which they have.
 func (s *site) judges(nodes ...*fleet.Node) {
 	s.Helper()
 	for _, n := range nodes {
-		if !s.shows(n, pullgateSocket, s.app()) || s.shows(n, pullgateSocket, s.owned()) ||
-			!s.shows(n, runtimeSocket, s.owned()) {
-			s.Errorf("%s does not judge: it hides %s, or shows %s", n.Name, s.app(), s.owned())
+		theirs, owned := s.shows(n, pullgateSocket, s.app()), s.shows(n, pullgateSocket, s.owned())
+		if !theirs || owned || !s.shows(n, runtimeSocket, s.owned()) {
+			s.explain(n)
+			s.Errorf("%s does not judge: it shows %s: %v, and %s: %v", n.Name, s.app(), theirs, s.owned(), owned)
 		}
 	}
 }
