@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,11 +21,13 @@ const podLimit = 90 * time.Second
 func (f *Fleet) Run(ctx context.Context, namespace, image string, each int, nodes ...*Node) (err error) {
 	defer host.Catch(&err)
 	pods := f.Client.CoreV1().Pods(namespace)
+	var names []string
 	for _, n := range nodes {
 		for i := range each {
 			p := Pod(n.Name, fmt.Sprintf("%s-%d", n.Name, i), image)
 			p.Spec.HostNetwork = i%2 == 1
 			host.Must(pods.Create(ctx, p, metav1.CreateOptions{}))
+			names = append(names, p.Name+"/main")
 		}
 	}
 	var containers map[string]Container
@@ -32,13 +35,7 @@ func (f *Fleet) Run(ctx context.Context, namespace, image string, each int, node
 		if containers, err = f.Containers(ctx, namespace); err != nil {
 			return true
 		}
-		n := 0
-		for _, c := range containers {
-			if c.Running {
-				n++
-			}
-		}
-		return n == len(containers) && n >= each*len(nodes)
+		return !slices.ContainsFunc(names, func(name string) bool { return !containers[name].Running })
 	}
 	if !host.Within(podLimit, running) {
 		return fmt.Errorf("after %v not all pods run: %v", podLimit, containers)
