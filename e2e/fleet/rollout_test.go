@@ -236,7 +236,8 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 	}
 	s.untouched(behind, third)
 
-	// An installed node judges, also without the API server and after a reboot; and it can go back by itself.
+	// An installed node judges, also without the API server and after a reboot, and without the chart. It can go back, and
+	// pullgate can be taken off.
 	s.must(s.fleet.StopAPI())
 	time.Sleep(outage(s))
 	s.must(installed.Machine.Reboot(s.Context()))
@@ -248,14 +249,20 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 		s.Errorf("condition of %s is %+v; want a heartbeat since %v", installed.Name, s.condition(installed), since)
 	}
 	s.enforces(installed, s.newer)
+	s.chartIsGone()
 	testkit.Value(installed.Run(s.Context(), "/opt/pullgate/pullgatectl", "node", "rollback", "--yes"))(s)
 	s.pullgated(installed, s.older)
-	s.chartIsGone(was)
+	last := s.nodes[1]
+	testkit.Value(last.Run(s.Context(), "/opt/pullgate/pullgatectl", "node", "disable", "--yes"))(s)
+	if args := s.kubeletArgs(last); args != was[last].args {
+		s.Errorf("the kubelet of %s runs as %s; want as before, %s", last.Name, args, was[last].args)
+	}
+	s.must(last.WaitReady(s.Context()))
 }
 
 // chartIsGone removes the chart while its dispatchers run, and then by force their namespace with everything in it. The
-// nodes stay as they are and judge, and pullgate can be taken off.
-func (s *site) chartIsGone(was map[*fleet.Node]before) {
+// nodes stay as they are and judge.
+func (s *site) chartIsGone() {
 	s.Helper()
 	s.scale(2)
 	stay := s.nodes[:2]
@@ -277,12 +284,6 @@ func (s *site) chartIsGone(was map[*fleet.Node]before) {
 		s.is(n, installed[i], func(line string) bool { return strings.HasPrefix(line, "/var/lib/pullgate/") })
 	}
 	s.judges(stay...)
-	last := stay[1]
-	testkit.Value(last.Run(s.Context(), "/opt/pullgate/pullgatectl", "node", "disable", "--yes"))(s)
-	if args := s.kubeletArgs(last); args != was[last].args {
-		s.Errorf("the kubelet of %s runs as %s; want as before, %s", last.Name, args, was[last].args)
-	}
-	s.must(last.WaitReady(s.Context()))
 }
 
 // outage is how long the API server is off, beside a reboot.

@@ -450,6 +450,9 @@ func TestUnknown(t *testing.T) {
 	s.does["node-00"] = deaf
 	s.pass(time.Hour)
 	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 2, Installed: 1, Unknown: 1})
+	s.edit("r", func(x *api.RolloutSpec) { x.StartupTaint = true })
+	s.pass(time.Hour)
+	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 2, Installed: 1, Unknown: 1})
 	testkit.Equal(t, "pods made", s.created, 2)
 }
 

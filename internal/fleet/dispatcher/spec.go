@@ -72,6 +72,7 @@ func newRollout(r *api.Rollout, own, version string) *rollout {
 	// What does not change what becomes of a node does not begin anew.
 	planned := *s
 	planned.Waves, planned.FailureBudget, planned.Paused, planned.Soak = nil, nil, false, metav1.Duration{}
+	planned.StartupTaint = false
 	text, _ := json.Marshal(planned) // of plain values
 	x.plan = sum(string(r.UID) + strconv.FormatBool(x.deleting()) + string(text))[:16]
 	return x
