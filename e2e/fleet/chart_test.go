@@ -152,9 +152,18 @@ func (s *site) filters(n *fleet.Node, pid string) (count int) {
 }
 
 // pid returns the ID of the only process of a program on a node, as the node has it.
-func (s *site) pid(n *fleet.Node, program string) string {
+func (s *site) pid(n *fleet.Node, program string) (pid string) {
 	s.Helper()
-	return strings.TrimSpace(testkit.Value(n.Run(s.Context(), "pidof", program))(s))
+	// pidof leaves out processes that wait for the disk.
+	if !host.Within(10*time.Second, func() bool {
+		out, err := n.Run(s.Context(), "pidof", program)
+		pid = strings.TrimSpace(out)
+		return err == nil
+	}) {
+		s.explain(n)
+		s.Fatalf("%s does not run on %s", program, n.Name)
+	}
+	return pid
 }
 
 // leader returns the name of the pod that holds the Lease of the dispatchers.

@@ -383,8 +383,8 @@ func (s *site) installers(n *fleet.Node) []corev1.Pod {
 
 func (s *site) kubeletArgs(n *fleet.Node) string {
 	s.Helper()
-	out := testkit.Value(n.Run(s.Context(), "sh", "-c", "tr '\\0' ' ' </proc/$(pidof kubelet)/cmdline"))(s)
-	return out
+	return testkit.Value(n.Run(s.Context(), "sh", "-c",
+		"tr '\\0' ' ' </proc/$(systemctl show --property=MainPID --value kubelet.service)/cmdline"))(s)
 }
 
 // own are the files that a node keeps on which nothing is installed: the lock, and the status of the last attempt.
