@@ -4,9 +4,7 @@
 package dispatcher_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -53,15 +51,6 @@ var fleets = host.NewShared(func(release string) (*fleet, error) { return start(
 
 func TestMain(m *testing.M) { os.Exit(fleets.Main(m)) }
 
-const auditPolicy = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived, ResponseStarted]
-rules:
-- level: Metadata
-  users: [` + account + `]
-- level: None
-`
-
 func start(ctx context.Context, version string) (f *fleet, err error) {
 	f = &fleet{dir: host.Must(os.MkdirTemp("", "pullgate-"))}
 	defer func() {
@@ -70,9 +59,8 @@ func start(ctx context.Context, version string) (f *fleet, err error) {
 		}
 	}()
 	defer host.Catch(&err)
-	host.Check(os.WriteFile(f.path("policy.yaml"), []byte(auditPolicy), 0o600))
-	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), version, "worker",
-		"--audit-policy-file="+f.path("policy.yaml"), "--audit-log-path="+f.path("audit.log")))
+	audit := host.Must(cluster.Audit(f.path("cluster"), "[{level: Metadata, users: ['"+account+"']}, {level: None}]"))
+	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), version, "worker", audit...))
 	f.objects = host.Must(dynamic.NewForConfig(f.Config(cluster.Administrator)))
 	f.rollouts = f.objects.Resource(schema.GroupVersionResource{
 		Group: "fleet.pullgate.dev", Version: "v1alpha1", Resource: "rollouts",
@@ -141,31 +129,6 @@ func (f *fleet) dispatch(ctx context.Context, i int) (err error) {
 }
 
 func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }
-
-// An audited is a request of a dispatcher.
-type audited struct {
-	Verb      string
-	ObjectRef struct{ Resource, Subresource, Namespace, Name string }
-	UserAgent string
-
-	ResponseStatus struct {
-		Code    int
-		Message string
-	}
-}
-
-// audit returns the requests of the dispatchers.
-func (f *fleet) audit() (all []audited, err error) {
-	defer host.Catch(&err)
-	log := host.Must(os.Open(f.path("audit.log")))
-	defer func() { _ = log.Close() }()
-	for lines := bufio.NewScanner(log); lines.Scan(); {
-		var a audited
-		host.Check(json.Unmarshal(lines.Bytes(), &a))
-		all = append(all, a)
-	}
-	return all, nil
-}
 
 func (f *fleet) Close() error {
 	var errs []error

@@ -321,15 +321,15 @@ func TestRights(t *testing.T) {
 	testkit.Must(t, x.fleet.rollouts.Delete(t.Context(), x.pool, metav1.DeleteOptions{}))
 	x.becomes("gone", "")
 	seen := map[string]bool{}
-	for _, a := range testkit.Value(x.fleet.audit())(t) {
+	for _, a := range testkit.Value(x.fleet.Requests())(t) {
 		if strings.Contains(a.UserAgent, "-test") {
 			continue // of another test
 		}
 		o := a.ObjectRef
 		what := strings.Trim(a.Verb+" "+o.Resource+"/"+o.Subresource, "/")
 		seen[what] = true
-		if a.ResponseStatus.Code == 403 || a.ResponseStatus.Code == 401 || a.ResponseStatus.Code == 422 {
-			t.Errorf("%s %s/%s: %d %s", what, o.Namespace, o.Name, a.ResponseStatus.Code, a.ResponseStatus.Message)
+		if a.Refused() {
+			t.Errorf("%s %s/%s: %+v", what, o.Namespace, o.Name, a.ResponseStatus)
 		}
 		if !strings.HasPrefix(a.UserAgent, "pullgate-dispatcher") {
 			t.Errorf("user agent %q", a.UserAgent)

@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/fleet"
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/release"
@@ -33,10 +32,8 @@ const (
 func (s *site) helm(command string, args ...string) {
 	s.Helper()
 	helm := testkit.Value(release.Helm(s.Context(), "3"))(s)
-	kubeconfig := filepath.Join(s.dir, "admin")
-	s.must(os.WriteFile(kubeconfig, s.fleet.Kubeconfig("token: "+cluster.Administrator), 0o600))
 	testkit.Value(host.Run(s.Context(), helm, append([]string{
-		command, "pullgate", "--namespace", namespace, "--kubeconfig", kubeconfig,
+		command, "pullgate", "--namespace", namespace, "--kubeconfig", s.kubeconfig(),
 	}, args...)...))(s)
 }
 
@@ -63,14 +60,7 @@ func (s *site) chart() {
 func (s *site) deployed(name string, metrics int) {
 	s.Helper()
 	began := time.Now()
-	var pods []corev1.Pod
-	if !host.Within(90*time.Second, func() bool {
-		pods = s.pods(name)
-		return len(pods) == 2 && !slices.ContainsFunc(pods, notReady)
-	}) {
-		s.explain(s.nodes[:3]...)
-		s.Fatalf("%s has not two pods that are Ready", name)
-	}
+	pods := s.readyPods(name, 2, 90*time.Second)
 	s.Logf("both pods of %s are Ready after %v", name, time.Since(began).Round(time.Millisecond))
 	if pods[0].Spec.NodeName == pods[1].Spec.NodeName {
 		s.Errorf("both pods of %s are on %s", name, pods[0].Spec.NodeName)
@@ -93,6 +83,19 @@ func (s *site) deployed(name string, metrics int) {
 	}) {
 		s.Errorf("the budget of %s allows %d disruptions; want one", name, allowed)
 	}
+}
+
+// readyPods waits until a Deployment of the chart has so many pods, which are Ready, and returns them.
+func (s *site) readyPods(name string, replicas int, limit time.Duration) (pods []corev1.Pod) {
+	s.Helper()
+	if !host.Within(limit, func() bool {
+		pods = s.pods(name)
+		return len(pods) == replicas && !slices.ContainsFunc(pods, notReady)
+	}) {
+		s.explain(s.nodes[:3]...)
+		s.Fatalf("%s has %d pods; want %d that are Ready", name, len(pods), replicas)
+	}
+	return pods
 }
 
 // pods returns the pods of a Deployment of the chart.
@@ -207,13 +210,7 @@ func (s *site) scale(replicas int) {
 	deployments := s.fleet.Client.AppsV1().Deployments(namespace)
 	testkit.Value(deployments.Patch(s.Context(), dispatcher, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec": {"replicas": %d}}`, replicas), metav1.PatchOptions{}))(s)
-	if !host.Within(time.Minute, func() bool {
-		pods := s.pods(dispatcher)
-		return len(pods) == replicas && !slices.ContainsFunc(pods, notReady)
-	}) {
-		s.explain(s.nodes[:3]...)
-		s.Fatalf("%d dispatchers are there; want %d that are Ready", len(s.pods(dispatcher)), replicas)
-	}
+	s.readyPods(dispatcher, replicas, time.Minute)
 }
 
 // An entry is a line of a pod's log.

@@ -27,13 +27,6 @@ import (
 // Kubernetes is the release of the control plane and of the kubelets.
 const Kubernetes = "1.34"
 
-// audited makes the API server log who has called what, and how it was answered.
-const audited = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules: [{level: Metadata}]
-`
-
 // A Fleet is a control plane, a registry without credentials, and nodes.
 type Fleet struct {
 	*cluster.Cluster
@@ -65,15 +58,14 @@ func Start(ctx context.Context) (f *Fleet, err error) {
 	f.base = host.Must(node.New(ctx, node.Options{}))
 	f.Registry, f.Owned = f.base.Public, f.base.Private
 	f.pause = host.Must(Push(ctx, f.Registry, "pause:1")).Name
-	policy := f.path("audit.yaml")
-	host.Check(os.WriteFile(policy, []byte(audited), 0o600), f.serveEgress())
-	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), Kubernetes, "no-node",
-		"--audit-policy-file", policy, "--audit-log-path", f.AuditLog(),
+	host.Check(f.serveEgress())
+	audit := host.Must(cluster.Audit(f.path("cluster"), "[{level: Metadata}]"))
+	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), Kubernetes, "no-node", append(audit,
 		cluster.ServiceAccounts,
 		// A webhook's Service is one of its endpoints, without a network of Services.
 		"--egress-selector-config-file", f.path("egress.yaml"), "--enable-aggregator-routing",
 		// It taints new nodes as not ready, and the controller of nodes, which does not run, would remove that.
-		"--disable-admission-plugins=TaintNodesByCondition"))
+		"--disable-admission-plugins=TaintNodesByCondition")...))
 	f.startController(ctx, "kube-scheduler")
 	f.startController(ctx, "kube-controller-manager", "--root-ca-file", f.Authority(), "--controllers",
 		strings.Join(controllers(), ","))
@@ -104,9 +96,6 @@ func Push(ctx context.Context, r *node.Registry, name string) (node.Pushed, erro
 	idle := []string{"/bin/sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait; done"}
 	return r.Push(ctx, name, node.Image{Content: name, Entrypoint: idle})
 }
-
-// AuditLog is the file with a line for each call of the API server that was answered.
-func (f *Fleet) AuditLog() string { return f.path("audit.log") }
 
 func (f *Fleet) path(parts ...string) string {
 	return filepath.Join(append([]string{f.base.Dir}, parts...)...)

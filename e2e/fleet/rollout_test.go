@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -42,14 +41,14 @@ func TestFleet(t *testing.T) {
 	was := map[*fleet.Node]before{}
 	var containers map[string]fleet.Container
 	s.step("nodes with pods", func() {
-		app := testkit.Value(fleet.Push(s.Context(), s.fleet.Registry, "app:1"))(s)
+		testkit.Value(fleet.Push(s.Context(), s.fleet.Registry, "app:1"))(s)
 		testkit.Value(fleet.Push(s.Context(), s.fleet.Owned, "owned:1"))(s)
 		s.secret(apps)
 		s.nodes = testkit.Value(s.fleet.Join(s.Context(), "good-1", "good-2", "good-3", "bad-1", "bad-2", "bad-3",
 			"bad-4"))(s)
 		s.chart() // with one node, both pods would be there
-		s.must(s.fleet.Run(s.Context(), apps, app.Name, perNode, s.nodes[:3]...),
-			s.fleet.Run(s.Context(), apps, app.Name, 1, s.nodes[3:]...))
+		s.must(s.fleet.Run(s.Context(), apps, s.app(), perNode, s.nodes[:3]...),
+			s.fleet.Run(s.Context(), apps, s.app(), 1, s.nodes[3:]...))
 		s.label(good, s.nodes[:3]...)
 		for _, n := range s.nodes {
 			was[n] = s.before(n)
@@ -145,10 +144,8 @@ func (s *site) upgraded() {
 	s.Helper()
 	began := time.Now()
 	calls := node.NewCalls(s.Context())
-	for i, n := range s.nodes[:3] {
-		link := filepath.Join(s.dir, fmt.Sprintf("cri-%d.sock", i))
-		s.must(os.Symlink(n.Path(pullgateSocket), link))
-		k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+link))(s)
+	for _, n := range s.nodes[:3] {
+		k := s.dial(n, pullgateSocket)
 		defer k.Close()
 		calls.Lists(k)
 	}
@@ -182,8 +179,7 @@ func (s *site) joins() {
 	left := s.nodes[6]
 	s.must(left.Leave(), s.fleet.Client.CoreV1().Nodes().Delete(s.Context(), left.Name, metav1.DeleteOptions{}))
 	s.patch(good, map[string]any{"startupTaint": true})
-	app := s.fleet.Registry.Host() + "/app:1"
-	first := fleet.Pod("", "first", app)
+	first := fleet.Pod("", "first", s.app())
 	first.Spec.Tolerations, first.Spec.NodeSelector = nil, map[string]string{corev1.LabelHostname: name}
 	pods := s.fleet.Client.CoreV1().Pods("default")
 	testkit.Value(pods.Create(s.Context(), first, metav1.CreateOptions{}))(s)
@@ -318,18 +314,7 @@ func (s *site) pullgated(n *fleet.Node, b build) {
 func (s *site) audited(agents string) {
 	const tokens = "/serviceaccounts/" + account + "/token"
 	calls, made, used := 0, map[string]int{}, map[string]int{}
-	for line := range strings.Lines(string(testkit.Value(os.ReadFile(s.fleet.AuditLog()))(s))) {
-		var e struct {
-			User           struct{ Username string }
-			UserAgent      string
-			Verb           string
-			RequestURI     string
-			ResponseStatus struct {
-				Code    int
-				Message string
-			}
-		}
-		s.must(json.Unmarshal([]byte(line), &e))
+	for _, e := range testkit.Value(s.fleet.Requests())(s) {
 		used[e.User.Username]++
 		if path, _, _ := strings.Cut(e.RequestURI, "?"); e.Verb == "create" && strings.HasSuffix(path, tokens) {
 			made[path]++
@@ -340,8 +325,8 @@ func (s *site) audited(agents string) {
 			continue
 		}
 		calls++
-		if code := e.ResponseStatus.Code; code == 401 || code == 403 || code == 422 {
-			s.Errorf("%s %s of %s was refused: %d %s", e.Verb, e.RequestURI, e.User.Username, code, e.ResponseStatus.Message)
+		if e.Refused() {
+			s.Errorf("%s %s of %s was refused: %+v", e.Verb, e.RequestURI, e.User.Username, e.ResponseStatus)
 		}
 	}
 	const of = "/api/v1/namespaces/"

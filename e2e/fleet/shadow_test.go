@@ -94,15 +94,21 @@ func (s *site) judges(nodes ...*fleet.Node) {
 // shows asks a socket of a node, as a kubelet does for a pod, whether an image is there.
 func (s *site) shows(n *fleet.Node, socket, image string) bool {
 	s.Helper()
-	link := filepath.Join(testkit.Value(os.MkdirTemp(s.dir, "cri"))(s), "sock") // as the path of a socket is short
-	s.must(os.Symlink(n.Path(socket), link))
-	k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+link))(s)
+	k := s.dial(n, socket)
 	defer k.Close()
 	answer, err := k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: image, Annotations: map[string]string{
 		"kubernetes.io/config.seen": time.Now().Format(time.RFC3339Nano), "kubernetes.io/config.source": "api",
 	}}, false)
 	s.must(err)
 	return answer.GetImage().GetId() != ""
+}
+
+// dial connects to a socket of a node.
+func (s *site) dial(n *fleet.Node, socket string) *node.Kubelet {
+	s.Helper()
+	link := filepath.Join(testkit.Value(os.MkdirTemp(s.dir, "cri"))(s), "sock") // as the path of a socket is short
+	s.must(os.Symlink(n.Path(socket), link))
+	return testkit.Value(node.NewKubelet(s.Context(), "unix://"+link))(s)
 }
 
 // shadow has a Rollout in shadow mode until the report says GO, then enforcing, then Off, with the records.
@@ -115,10 +121,7 @@ func (s *site) shadow(n *fleet.Node, was before) {
 	if c := s.condition(n); c.Status != corev1.ConditionFalse || c.Reason != "Shadow" {
 		s.Errorf("condition of %s is %+v; want False with Shadow", n.Name, c)
 	}
-	for _, namespace := range []string{name, other} {
-		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
-		testkit.Value(s.fleet.Client.CoreV1().Namespaces().Create(s.Context(), ns, metav1.CreateOptions{}))(s)
-	}
+	s.namespaces(name, other)
 	s.secret(name, other)
 	s.own(n)
 	s.window(n)
@@ -219,7 +222,7 @@ func (s *site) reports(n *fleet.Node, code int, since, summary string) (a answer
 	s.Helper()
 	program, out, exit := testkit.Value(node.Program("pullgatectl"))(s), []byte(nil), 0
 	if !host.Within(90*time.Second, func() bool {
-		cmd := exec.CommandContext(s.Context(), program, "report", "--kubeconfig", filepath.Join(s.dir, "admin"),
+		cmd := exec.CommandContext(s.Context(), program, "report", "--kubeconfig", s.kubeconfig(),
 			"--selector", "kubernetes.io/hostname="+n.Name, "--since", since, "--output", "json")
 		out, _ = cmd.Output() // the exit code says it
 		exit, a = cmd.ProcessState.ExitCode(), answer{}

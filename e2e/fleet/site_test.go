@@ -85,11 +85,20 @@ func newSite(t *testing.T) *site {
 	resource.Resource = "nodereports"
 	s.nodeReports = objects.Resource(resource)
 	s.older = s.build(filepath.Dir(testkit.Value(node.Program("pullgated"))(t)))
-	for _, name := range []string{namespace, apps} {
-		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		testkit.Value(s.fleet.Client.CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}))(t)
-	}
+	s.must(os.WriteFile(s.kubeconfig(), s.fleet.Kubeconfig("token: "+cluster.Administrator), 0o600))
+	s.namespaces(namespace, apps)
 	return s
+}
+
+// kubeconfig is the file with which programs are the administrator.
+func (s *site) kubeconfig() string { return filepath.Join(s.dir, "admin") }
+
+func (s *site) namespaces(names ...string) {
+	s.Helper()
+	for _, name := range names {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		testkit.Value(s.fleet.Client.CoreV1().Namespaces().Create(s.Context(), ns, metav1.CreateOptions{}))(s)
+	}
 }
 
 // sign runs the program that signs releases.

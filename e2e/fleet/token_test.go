@@ -54,7 +54,7 @@ func (s *site) withoutToken(n *fleet.Node) {
 	core := s.fleet.Client.CoreV1()
 	given := testkit.Value(core.ServiceAccounts(ordinary).CreateToken(s.Context(), account,
 		&authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(s).Status.Token
-	p := fleet.Pod(n.Name, "ordinary", s.fleet.Registry.Host()+"/app:1")
+	p := fleet.Pod(n.Name, "ordinary", s.app())
 	p.Spec.AutomountServiceAccountToken = nil
 	p.Spec.Containers[0].Args = []string{given}
 	p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "TOKEN", Value: given}}

@@ -28,15 +28,8 @@ type controlPlane struct {
 	dir string
 }
 
-// auditPolicy keeps a line for each call of a node.
-const auditPolicy = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules: [{level: Metadata, userGroups: ["system:nodes"]}, {level: None}]
-`
-
-// auditLog is the file with these lines.
-func (c controlPlane) auditLog() string { return filepath.Join(c.dir, "audit.log") }
+// byNodes keeps requests of nodes.
+const byNodes = `[{level: Metadata, userGroups: ["system:nodes"]}, {level: None}]`
 
 func (c controlPlane) Close() error { return errors.Join(c.Cluster.Close(), os.RemoveAll(c.dir)) }
 
@@ -48,11 +41,9 @@ var clusters = host.NewShared(func(release string) (controlPlane, error) {
 	}
 	ctx := context.Background() // it outlives the test that starts it
 	p := controlPlane{dir: dir}
-	policy := filepath.Join(dir, "audit.yaml")
-	err = os.WriteFile(policy, []byte(auditPolicy), 0o600)
+	audit, err := cluster.Audit(filepath.Join(dir, "cluster"), byNodes)
 	if err == nil {
-		p.Cluster, err = cluster.Start(ctx, filepath.Join(dir, "cluster"), release, tokenNode,
-			"--audit-policy-file="+policy, "--audit-log-path="+p.auditLog())
+		p.Cluster, err = cluster.Start(ctx, filepath.Join(dir, "cluster"), release, tokenNode, audit...)
 	}
 	if err != nil {
 		return controlPlane{}, errors.Join(err, os.RemoveAll(dir))

@@ -1,7 +1,6 @@
 package podsource_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/url"
@@ -78,14 +77,8 @@ func (m *member) metric(name string, labels ...string) float64 {
 func (w *world) requests(name string) []string {
 	w.Helper()
 	all := map[string]bool{}
-	text := testkit.Value(os.ReadFile(testkit.Value(clusters.Get(w.cluster.Release()))(w).auditLog()))(w)
-	for line := range strings.Lines(string(text)) {
-		var e struct {
-			User             struct{ Username string }
-			Verb, RequestURI string
-		}
-		// The last line may be there in part.
-		if json.Unmarshal([]byte(line), &e) == nil && e.User.Username == "system:node:"+name {
+	for _, e := range testkit.Value(w.cluster.Requests())(w) {
+		if e.User.Username == "system:node:"+name {
 			all[e.Verb+" "+testkit.Value(url.Parse(e.RequestURI))(w).Path] = true
 		}
 	}

@@ -37,8 +37,8 @@ func (w *world) newPod(r *rollout, n *node, a *api.Attempt) *corev1.Pod {
 	request, _ := json.Marshal(api.Request{ // plain values
 		Attempt: attemptID(a), Action: a.Action, Version: r.version, Mode: a.Mode, Configuration: s.Configuration,
 		MachineID: a.MachineID, NodeName: n.Name,
-		ConfirmWithin: or(s.ConfirmWithin, api.DefaultConfirmWithin).String(),
-		Probation:     or(s.Probation, api.DefaultProbation).String(),
+		ConfirmWithin: cmp.Or(s.ConfirmWithin.Duration, api.DefaultConfirmWithin).String(),
+		Probation:     cmp.Or(s.Probation.Duration, api.DefaultProbation).String(),
 		PublicKey:     s.PublicKey, Unsigned: s.Unsigned, ReplaceKey: s.ReplaceKey, Purge: s.Purge,
 	})
 	ctl := func(args ...string) []string {

@@ -1,7 +1,6 @@
 package dispatcher
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -142,8 +141,4 @@ func (r *rollout) budget(selected int) int {
 		return 0
 	}
 	return share(*r.Spec.FailureBudget, selected, math.Floor)
-}
-
-func or(d metav1.Duration, otherwise time.Duration) time.Duration {
-	return cmp.Or(d.Duration, otherwise)
 }

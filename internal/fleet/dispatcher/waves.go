@@ -1,6 +1,7 @@
 package dispatcher
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -231,7 +232,8 @@ func (w *world) start(r *rollout, m member, s *api.RolloutStatus) {
 	if !m.leaving && !r.off() {
 		a.Action, a.Version, a.Mode, a.Hash = api.ActionInstall, r.Spec.Version, r.Spec.Mode, r.hash
 	}
-	limit := startLimit + or(r.Spec.ConfirmWithin, api.DefaultConfirmWithin) + or(r.Spec.Probation, api.DefaultProbation)
+	limit := startLimit + cmp.Or(r.Spec.ConfirmWithin.Duration, api.DefaultConfirmWithin) +
+		cmp.Or(r.Spec.Probation.Duration, api.DefaultProbation)
 	a.Deadline = metav1.NewTime(w.now.Add(limit))
 	w.do(changeNode{node: m.node, claim: r.Name, installed: m.installed, attempt: a})
 }

@@ -266,9 +266,9 @@ func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, e
 				if s.Attempt != r.Attempt {
 					s = Status{Attempt: r.Attempt, Stage: "Apply"}
 				}
-				ended := errors.New("it ended three times without a result")
-				s.Message = ended.Error()
-				return p.gaveUp(r, s, errors.Join(ended, failed, p.report(s))) // on a full disk no result can be written
+				none := errors.New("it ended three times without a result")
+				s.Message = none.Error()
+				return p.gaveUp(r, s, errors.Join(none, failed, p.report(s))) // on a full disk no result can be written
 			}
 			started++
 			failed = p.Start(ctx, installing, "pullgate, "+strings.ToLower(string(r.Action))+" "+r.Version, command...)
