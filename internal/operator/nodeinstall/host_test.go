@@ -276,8 +276,9 @@ func (h *host) show(name string) string {
 	if name == "kubelet.service" && u.state == "active" {
 		pid = 72
 	}
-	return fmt.Sprintf("Id=%s\nLoadState=%s\nActiveState=%s\nSubState=running\nMainPID=%d\nNRestarts=%d\n"+
-		"InvocationID=%d\nFragmentPath=%s\nDropInPaths=%s\n", name, state, u.state, pid, u.restarts, u.invocation, file,
+	sub := map[bool]string{true: "running", false: "auto-restart"}[u.state == "active"]
+	return fmt.Sprintf("Id=%s\nLoadState=%s\nActiveState=%s\nSubState=%s\nMainPID=%d\nNRestarts=%d\n"+
+		"InvocationID=%d\nFragmentPath=%s\nDropInPaths=%s\n", name, state, u.state, sub, pid, u.restarts, u.invocation, file,
 		strings.Join(dropIns, " "))
 }
 
@@ -335,7 +336,7 @@ func (h *host) startDaemon() {
 	u.execStart, h.started = program, time.Now()
 	var err error
 	if u.config, err = config.Parse([]byte(h.read(confFile))); err != nil || h.is("dead") || !h.exists(program) {
-		u.state, u.restarts = "activating", 3
+		u.state, u.restarts = "activating", 1 // it ends, was started again, and ends
 		return
 	}
 	for _, dir := range []string{"/var/lib/pullgate", "/var/log/pullgate"} {
