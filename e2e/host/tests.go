@@ -32,15 +32,18 @@ func Step(t **testing.T, name string, run func()) {
 	}
 }
 
-// Within reports whether a condition holds within a time. It asks ten times a second.
+// Within reports whether a condition holds within a time. It asks ten times a second, or less often if an answer takes
+// long: others run beside it.
 func Within(limit time.Duration, holds func() bool) bool {
-	for end := time.Now().Add(limit); ; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(limit); ; {
+		asked := time.Now()
 		if holds() {
 			return true
 		}
 		if time.Now().After(end) {
 			return false
 		}
+		time.Sleep(max(100*time.Millisecond, 2*time.Since(asked)))
 	}
 }
 

@@ -123,7 +123,8 @@ func (s *site) download() {
 func (s *site) offline(arch, command string, args ...string) string {
 	s.Helper()
 	const script = `export GOPROXY=off GOCACHE=$(go env GOCACHE) ARCHES=$0
-		COMPILED=$(CGO_ENABLED=0 GOARCH=$ARCHES go list -trimpath -buildvcs=false -tags grpcnotrace -deps -export \
+		COMPILED=$(CGO_ENABLED=0 GOARCH=$ARCHES GOFLAGS='-trimpath -gcflags=all=-dwarf=false' \
+			go list -buildvcs=false -tags grpcnotrace -deps -export \
 			-f '{{with .Module}}{{if .Main}}{{$.Export}}{{end}}{{end}}' ./cmd/... | sed "s|^$GOCACHE/||")
 		export COMPILED
 		exec unshare --net --mount bash -euo pipefail -c '

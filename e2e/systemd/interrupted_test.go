@@ -249,7 +249,7 @@ func (s *site) wantFull(st nodeinstall.Status) {
 
 // withoutRecords leaves records and logs out of a snapshot, which go on.
 func withoutRecords(snapshot string) string {
-	return regexp.MustCompile("(?m)^var/(lib|log)/pullgate.*\n").ReplaceAllString(snapshot, "")
+	return regexp.MustCompile(`(?m)^([0-9a-f]{64}  )?var/(lib|log)/pullgate.*\n`).ReplaceAllString(snapshot, "")
 }
 
 func (s *site) enforcing(attempt, version string) nodeinstall.Request {

@@ -32,10 +32,11 @@ const (
 	lastWords   = "/run/last-words"
 )
 
-// everything is each file and folder of the node that an installation could change, except its status and its lock.
-const everything = `cd / && find etc opt usr/local var/lib/pullgate var/log/pullgate var/lib/kubelet -xdev \
-	-not -path opt/pullgate/status.json -not -path opt/pullgate/lock -not -path etc/ld.so.cache \
-	-printf '%p %y %m %u:%g %l ' \( -type f -exec sha256sum {} \; -o -printf '\n' \) 2>/dev/null | sort`
+// everything is each file and folder of the node that an installation could change, except its status and its lock; and
+// then what the files contain.
+const everything = `cd / && all() { find etc opt usr/local var/lib/pullgate var/log/pullgate var/lib/kubelet -xdev \
+	-not -path opt/pullgate/status.json -not -path opt/pullgate/lock -not -path etc/ld.so.cache "$@" 2>/dev/null; }
+	{ all -printf '%p %y %m %u:%g %l\n'; all -type f -exec sha256sum {} +; } | sort`
 
 // fleetNode is a machine with a kubelet, and with the programs of both versions where images would have them.
 func fleetNode(t *testing.T) *site {
