@@ -116,6 +116,7 @@ func request(version string) nodeinstall.Request {
 	return nodeinstall.Request{
 		Attempt: "attempt-" + version, Action: nodeinstall.Install, Version: version, Mode: nodeinstall.Enforce,
 		MachineID: machineID, NodeName: "node-1", Unsigned: true,
+		Probation: "5s", // looked at ten times
 	}
 }
 
