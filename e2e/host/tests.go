@@ -32,7 +32,7 @@ func Step(t **testing.T, name string, run func()) {
 	}
 }
 
-// Within reports whether a condition holds within a time. It asks ten times a second, or less often if an answer takes
+// Within reports whether a condition holds within a time. It asks five times a second, or less often if an answer takes
 // long: others run beside it.
 func Within(limit time.Duration, holds func() bool) bool {
 	for end := time.Now().Add(limit); ; {
@@ -43,7 +43,7 @@ func Within(limit time.Duration, holds func() bool) bool {
 		if time.Now().After(end) {
 			return false
 		}
-		time.Sleep(max(100*time.Millisecond, 2*time.Since(asked)))
+		time.Sleep(max(200*time.Millisecond, 2*time.Since(asked)))
 	}
 }
 

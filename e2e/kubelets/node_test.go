@@ -72,10 +72,14 @@ func newMachine(t *testing.T, k kind) *machine {
 		m.endpoint = m.crio.Endpoint()
 	}
 	const name = "worker"
-	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), k.release, name))(t)
+	api := strings.Replace(k.release, kubelet136, kubelet137, 1) // as in an upgrade, which begins with the API server
+	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), api, name))(t)
 	m.core = m.cluster.Client.CoreV1()
 	testkit.Must(t, m.cluster.LetNodesReadSecrets(t.Context()))
 	m.kubelet = testkit.Value(m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()))(t)
+	if api != k.release {
+		m.kubelet.Program = testkit.Value(release.Component(t.Context(), k.release, "kubelet"))(t)
+	}
 	return m
 }
 
