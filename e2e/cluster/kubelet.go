@@ -105,7 +105,8 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	host.Check(os.WriteFile(k.path("config.yaml"), host.Must(yaml.Marshal(config)), 0o600))
 	health := fmt.Sprintf("http://127.0.0.1:%d/healthz", k.ports[1])
 	args := []string{
-		"--mount", "--propagation", "private", k.path("start"), cmp.Or(k.Program, filepath.Join(k.cluster.programs, "kubelet")),
+		"--mount", "--propagation", "private", k.path("start"),
+		cmp.Or(k.Program, filepath.Join(k.cluster.programs, "kubelet")),
 		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"),
 		"--cert-dir", k.path("pki"), "--hostname-override", k.name, "--node-ip", host.Must(host.OwnAddress()), "--v=2",
 	}
