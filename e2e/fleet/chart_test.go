@@ -210,7 +210,8 @@ func (s *site) scale(replicas int) {
 	deployments := s.fleet.Client.AppsV1().Deployments(namespace)
 	testkit.Value(deployments.Patch(s.Context(), dispatcher, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec": {"replicas": %d}}`, replicas), metav1.PatchOptions{}))(s)
-	s.readyPods(dispatcher, replicas, time.Minute)
+	// Where the API server was off for long, kube-scheduler asks it again within a minute only.
+	s.readyPods(dispatcher, replicas, 2*time.Minute)
 }
 
 // An entry is a line of a pod's log.
