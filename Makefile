@@ -64,7 +64,7 @@ SAMPLED := $(addprefix ./internal/,records records/internal/boltfile policies/re
 # The same for single tests of other packages, and tests that do not run under the race detector.
 SAMPLED_TESTS := TestGateBeforeCRIO|TestDecisionsOverTheSocket|TestForwarding.*IsTransparent|Test.*NeverShareAResult
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestAPodCannotGuessPasswordsByThousands|TestSchedules
-SAMPLED_TESTS := $(SAMPLED_TESTS)|Test(CostOf|AmplificationIn)CEL|TestMemoryOf15000Nodes
+SAMPLED_TESTS := $(SAMPLED_TESTS)|Test(CostOf|AmplificationIn)CEL|TestMemoryOf15000Nodes|TestManyConnectionsOfOneProcessToTheCRI
 
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e e2e/bench .ci/checks
