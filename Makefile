@@ -16,8 +16,8 @@ LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/mechanics/
 # Without the traces of gRPC the linker drops the methods that nobody calls, a quarter of a program.
 GOBUILD := go build -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
 
-# Programs, tests and linters use what one of them has compiled. Nothing keeps what debuggers need, which takes a sixth of
-# the time.
+# Programs, tests and linters use what one of them has compiled. Nothing keeps what debuggers need, which takes a sixth
+# of the time.
 export GOFLAGS += -trimpath -gcflags=all=-dwarf=false
 
 # For which machines programs and packages are built, and where to.
@@ -64,7 +64,8 @@ SAMPLED := $(addprefix ./internal/,records records/internal/boltfile policies/re
 # The same for single tests of other packages, and tests that do not run under the race detector.
 SAMPLED_TESTS := TestGateBeforeCRIO|TestDecisionsOverTheSocket|TestForwarding.*IsTransparent|Test.*NeverShareAResult
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestAPodCannotGuessPasswordsByThousands|TestSchedules
-SAMPLED_TESTS := $(SAMPLED_TESTS)|Test(CostOf|AmplificationIn)CEL|TestMemoryOf15000Nodes|TestManyConnectionsOfOneProcessToTheCRI
+SAMPLED_TESTS := $(SAMPLED_TESTS)|Test(CostOf|AmplificationIn)CEL
+SAMPLED_TESTS := $(SAMPLED_TESTS)|TestMemoryOf15000Nodes|TestManyConnectionsOfOneProcessToTheCRI
 
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e e2e/bench .ci/checks
@@ -72,7 +73,8 @@ GOLANGCI := GOGC=400 go tool -modfile=$(CURDIR)/.ci/tools.mod golangci-lint
 NFPM := go tool -modfile=$(CURDIR)/.ci/nfpm.mod nfpm
 BUF := go tool -modfile=$(CURDIR)/.ci/buf.mod buf
 # Shows tests as they run, and what those that failed have printed once more at the end.
-GOTESTSUM := go tool -modfile=$(CURDIR)/.ci/tools.mod gotestsum --format standard-verbose --hide-summary skipped -- -vet=off
+GOTESTSUM := go tool -modfile=$(CURDIR)/.ci/tools.mod gotestsum --format standard-verbose --hide-summary skipped -- \
+	-vet=off
 SCRIPTS := $(shell grep -lE '^\#!.*\b(ba)?sh\b' .ci/* systemd/packaging/* 2>/dev/null)
 
 .PHONY: help
