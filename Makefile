@@ -137,7 +137,7 @@ crash: ## kill the daemon at every crash point and check that nothing unproved i
 # What takes longest begins first.
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry, kube-apiserver and kubelet, as root
-	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 40m -p 3 -parallel 16 ./kubelets ./fleet ./systemd ./...
+	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 40m -p 3 -parallel 16 ./kubelets ./fleet ./systemd . ./release ./...
 	cd e2e/bench && go test -count=1 .
 
 .PHONY: e2e-node
