@@ -210,7 +210,7 @@ func (s *site) scale(replicas int) {
 	deployments := s.fleet.Client.AppsV1().Deployments(namespace)
 	testkit.Value(deployments.Patch(s.Context(), dispatcher, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec": {"replicas": %d}}`, replicas), metav1.PatchOptions{}))(s)
-	// Where the API server was off for long, kube-scheduler asks it again within a minute only.
+	// After a long outage of the API server, kube-scheduler may take a minute to reconnect.
 	s.readyPods(dispatcher, replicas, 2*time.Minute)
 }
 

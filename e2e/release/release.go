@@ -157,7 +157,7 @@ func (r recipe) compile(ctx context.Context, sources, version, out string) error
 	}
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = sources
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOGC=400") // a compiler ends soon
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOGC=400") // for the compilers
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("from the module proxy: %w: %s", err, output[max(0, len(output)-2000):])
 	}

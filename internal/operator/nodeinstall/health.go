@@ -59,7 +59,7 @@ func (i Installer) startDaemon(ctx context.Context, version string) (*health, er
 		}
 		if u, unitErr := i.unit(ctx, service); unitErr == nil {
 			counted = min(counted, u.Restarts) // systemd resets it at most restarts
-			// It has ended twice. A kubelet gives a connection up that waits for 5 s: the former version has to be back soon.
+			// It has ended twice. A kubelet closes a connection that is not answered for 5 s: the former version has to be back.
 			if n := u.Restarts - counted; n > 1 || n == 1 && u.Sub == "auto-restart" {
 				return nil, i.withLog(ctx, fmt.Errorf("pullgated %s ends again and again: %w", version, err))
 			}
