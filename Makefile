@@ -19,6 +19,7 @@ GOBUILD := go build -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
 # With the same flags, programs, tests and linters share the build cache. DWARF, which no program here keeps, would take
 # a sixth of the time. sort drops what make has set already if it runs itself.
 export GOFLAGS := $(sort $(GOFLAGS) -trimpath -gcflags=all=-dwarf=false)
+export CGO_ENABLED := 0
 
 # For which machines programs and packages are built, and where to.
 ARCH ?= $(shell go env GOARCH)
@@ -103,10 +104,10 @@ unit: ## run the short tests; takes seconds
 	go test -short -timeout 5m -exec '$(CURDIR)/.ci/in-memory' ./...
 
 # Programs with the race detector sleep for a second when they end, unless they are told not to, and many tests wait for
-# others. make lint runs go vet. GOGC is for the compilers.
+# others. golangci-lint runs go vet. GOGC is for the compilers.
 .PHONY: race
 race: ## run all tests of the main module under the race detector
-	GOGC=400 GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 \
+	CGO_ENABLED=1 GOGC=400 GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 \
 		go test -race -vet=off -count=1 -p 3 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
 	go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
 	go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^($(SAMPLED_TESTS))$$' \
@@ -161,7 +162,7 @@ benchmarks: ## run the benchmarks of the packages; BENCH selects
 
 .PHONY: build
 build: ## build the programs into bin/
-	CGO_ENABLED=0 GOGC=400 GOARCH=$(ARCH) $(GOBUILD) -o '$(BIN)/' ./cmd/...
+	GOGC=400 GOARCH=$(ARCH) $(GOBUILD) -o '$(BIN)/' ./cmd/...
 
 .PHONY: man
 man: ## write manual pages and shell completion into bin/man and bin/completion
@@ -238,12 +239,7 @@ release: ## go through the checklist of docs/design/releasing.md for VERSION
 
 .PHONY: lint
 lint: setup ## check everything that can be checked without running it
-	@.ci/steps lint vet golangci checks monitoring tidy-check generate-check proto scripts units
-
-# golangci-lint runs it with the tags crashpoint and e2e.
-.PHONY: vet
-vet: ## run go vet
-	for m in $(MODULES); do (cd $$m && go vet ./...); done
+	@.ci/steps lint golangci checks monitoring tidy-check generate-check proto scripts units
 
 .PHONY: golangci
 golangci: ## run golangci-lint over every module

@@ -5,21 +5,18 @@ package admission_test
 import (
 	"os"
 	"testing"
+
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
-const (
-	kubernetes134 = "1.34"
-	kubernetes137 = "1.37" // reads webhooks from its disk too
-)
-
-// TestAPIServer runs the rows with kube-apiserver 1.34; with NODES=matrix those of 1.37, which are more.
+// TestAPIServer runs the rows with kube-apiserver 1.37; with NODES=matrix those of 1.30, which are fewer.
 func TestAPIServer(t *testing.T) {
 	t.Parallel()
-	release := kubernetes134
+	version := release.Kubernetes137
 	if os.Getenv("NODES") == "matrix" {
-		release = kubernetes137
+		version = release.Kubernetes130
 	}
-	w := begin(t, release)
+	w := begin(t, version)
 	// The plugin has one backend, in the place of which a pullgate-policyd runs here.
 	t.Run("plugin-asks-policyd", func(t *testing.T) { pluginAsksPolicyd(w.row(t, "images")) })
 	rows := map[string]func(*row){
@@ -48,7 +45,7 @@ func TestAPIServer(t *testing.T) {
 		"image-validating": imageValidating,
 		"initialisers":     initialisers,
 	}
-	if release == kubernetes137 {
+	if version == release.Kubernetes137 { // which reads webhooks from its disk too
 		rows["files"] = files
 	}
 	t.Run("rows", func(t *testing.T) {

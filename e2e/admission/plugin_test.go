@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/release"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
@@ -132,7 +133,7 @@ func bodies(r *row) {
 	testkit.Must(r, r.addEphemeral("one", "bodies.test/debug:1", false))
 	r.sameBodies("bodies.test/debug:1", apiServer, agent)
 
-	if r.cluster.Release() == kubernetes137 { // image volumes are on by default
+	if r.cluster.Release() == release.Kubernetes137 { // image volumes are on by default
 		r.bodyWithVolume()
 	}
 

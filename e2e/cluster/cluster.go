@@ -36,16 +36,16 @@ type Cluster struct {
 	// Client is the administrator's.
 	Client kubernetes.Interface
 
-	release  string   // of Kubernetes, such as "1.34"
-	programs string   // the folder of its programs
-	flags    []string // more of the API server
-	dir      string
-	url      string
-	port     int
-	ca       *testkit.Authority // of clients
-	etcdURL  string
-	etcd     *host.Process
-	api      *host.Process
+	release string   // of Kubernetes, such as "1.34"
+	program string   // kube-apiserver
+	flags   []string // more of the API server
+	dir     string
+	url     string
+	port    int
+	ca      *testkit.Authority // of clients
+	etcdURL string
+	etcd    *host.Process
+	api     *host.Process
 }
 
 // Start starts the control plane of a release of Kubernetes, such as "1.34", below dir, with a node that identifies
@@ -58,7 +58,7 @@ func Start(ctx context.Context, dir, version, node string, flags ...string) (c *
 		}
 	}()
 	defer host.Catch(&err)
-	c.programs = host.Must(release.Kubernetes(ctx, version))
+	c.program = host.Must(release.Kubernetes(ctx, version, "kube-apiserver"))
 	host.Check(os.MkdirAll(dir, 0o700))
 	c.startEtcd(ctx)
 	c.prepareAPI(node)
@@ -130,7 +130,7 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 	c.api, err = host.Start(ctx, "kube-apiserver", c.path("kube-apiserver.log"), func() error {
 		_, err := c.Client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceDefault, metav1.GetOptions{})
 		return err
-	}, filepath.Join(c.programs, "kube-apiserver"), append(args, c.flags...)...)
+	}, c.program, append(args, c.flags...)...)
 	return err
 }
 

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,16 +13,16 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // A Kubelet is a real kubelet with a root directory of its own.
 type Kubelet struct {
 	*host.Process
 
-	// Program is that of another release than the cluster's; "" is the cluster's.
-	Program string
-
 	cluster *Cluster
+	release string
+	program string
 	name    string
 	dir     string
 	cgroup  string
@@ -34,10 +33,12 @@ type Kubelet struct {
 // Settings are fields of a KubeletConfiguration.
 type Settings map[string]any
 
-// NewKubelet prepares the kubelet of a node below dir, with its pods under a cgroup; Start starts it.
-func (c *Cluster) NewKubelet(dir, name, cgroup string) (k *Kubelet, err error) {
+// NewKubelet prepares the kubelet of a release, such as "1.37", for a node below dir, with its pods under a cgroup; Start
+// starts it.
+func (c *Cluster) NewKubelet(ctx context.Context, version, dir, name, cgroup string) (k *Kubelet, err error) {
 	defer host.Catch(&err)
-	k = &Kubelet{cluster: c, name: name, dir: dir, cgroup: cgroup}
+	k = &Kubelet{cluster: c, release: version, name: name, dir: dir, cgroup: cgroup}
+	k.program = host.Must(release.Kubernetes(ctx, version, "kubelet"))
 	if strings.HasPrefix(dir, "/var/lib/") || strings.HasPrefix(dir, "/var/log/") {
 		return nil, fmt.Errorf("%s: a kubelet does not see this place in its namespace; set TMPDIR to another one", dir)
 	}
@@ -98,7 +99,7 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 		"failSwapOn": false, "localStorageCapacityIsolation": false, "makeIPTablesUtilChains": false,
 		"evictionHard": map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi", "imagefs.available": "1Mi"},
 	}
-	if k.cluster.release != "1.30" { // which does not know it
+	if k.release != release.Kubernetes130 { // which does not know it
 		config["failCgroupV1"] = false
 	}
 	maps.Copy(config, settings)
@@ -106,7 +107,7 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	health := fmt.Sprintf("http://127.0.0.1:%d/healthz", k.ports[1])
 	args := []string{
 		"--mount", "--propagation", "private", k.path("start"),
-		cmp.Or(k.Program, filepath.Join(k.cluster.programs, "kubelet")),
+		k.program,
 		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"),
 		"--cert-dir", k.path("pki"), "--hostname-override", k.name, "--node-ip", host.Must(host.OwnAddress()), "--v=2",
 	}

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // A test has a Rollout of its own, whose name is also that of its pool of nodes.
@@ -32,7 +33,7 @@ func begin(t *testing.T, nodes int) *test {
 }
 
 // Releases of Kubernetes: the oldest one that docs/fleet.md names, and that of most tests.
-const oldest, usual = "1.30", "1.34"
+const oldest, usual = release.Kubernetes130, release.Kubernetes137
 
 // onEach runs a test before an API server of each release.
 func onEach(t *testing.T, nodes int, test func(*test)) {

@@ -24,8 +24,11 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// Kubernetes is the release of the control plane and of the kubelets.
-const Kubernetes = "1.34"
+// Releases of the control plane, and of the kubelets, which run before the containerd of Debian.
+const (
+	control = release.Kubernetes137
+	kubelet = release.Kubernetes134
+)
 
 // A Fleet is a control plane, a registry without credentials, and nodes.
 type Fleet struct {
@@ -36,7 +39,7 @@ type Fleet struct {
 	Owned *node.Registry
 
 	base        *node.Node // whose folder, cgroup and registries the fleet uses
-	programs    string     // the folder of the kubelet
+	kubelet     string     // the program
 	pause       string     // the image of sandboxes
 	controllers []*host.Process
 	egress      *http.Server
@@ -54,13 +57,13 @@ func Start(ctx context.Context) (f *Fleet, err error) {
 		}
 	}()
 	defer host.Catch(&err)
-	f.programs = host.Must(release.Kubernetes(ctx, Kubernetes))
+	f.kubelet = host.Must(release.Kubernetes(ctx, kubelet, "kubelet"))
 	f.base = host.Must(node.New(ctx, node.Options{}))
 	f.Registry, f.Owned = f.base.Public, f.base.Private
 	f.pause = host.Must(Push(ctx, f.Registry, "pause:1")).Name
 	host.Check(f.serveEgress())
 	audit := host.Must(cluster.Audit(f.path("cluster"), "[{level: Metadata}]"))
-	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), Kubernetes, "no-node", append(audit,
+	f.Cluster = host.Must(cluster.Start(ctx, f.path("cluster"), control, "no-node", append(audit,
 		cluster.ServiceAccounts,
 		// A webhook's Service is one of its endpoints, without a network of Services.
 		"--egress-selector-config-file", f.path("egress.yaml"), "--enable-aggregator-routing",
@@ -87,7 +90,7 @@ func (f *Fleet) startController(ctx context.Context, program string, args ...str
 	host.Check(os.WriteFile(kubeconfig, f.Kubeconfig("token: "+cluster.Administrator), 0o600))
 	args = append(args, "--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0")
 	f.controllers = append(f.controllers, host.Must(host.Start(ctx, program, f.path(program+".log"), nil,
-		host.Must(release.Component(ctx, Kubernetes, program)), args...)))
+		host.Must(release.Kubernetes(ctx, control, program)), args...)))
 }
 
 // Push pushes an image to a registry whose containers do nothing, and end at once when they are told to: otherwise

@@ -62,7 +62,7 @@ func (n *Node) join(ctx context.Context) (err error) {
 	flags := []string{
 		"--bind-ro=" + n.path("machine-id") + ":/etc/machine-id",
 		"--system-call-filter=@keyring bpf", "--capability=CAP_SYSLOG", // of runc, of the kubelet
-		"--bind-ro=" + filepath.Join(n.fleet.programs, "kubelet") + ":/usr/bin/kubelet",
+		"--bind-ro=" + n.fleet.kubelet + ":/usr/bin/kubelet",
 	}
 	for _, plugin := range []string{"loopback", "ptp", "host-local"} {
 		flags = append(flags, "--bind-ro=/usr/lib/cni/"+plugin+":/opt/cni/bin/"+plugin)

@@ -369,10 +369,18 @@ func (s *site) installers(n *fleet.Node) []corev1.Pod {
 	}))(s).Items
 }
 
-func (s *site) kubeletArgs(n *fleet.Node) string {
+// kubeletArgs are the arguments of the kubelet. One that was stopped with the machine may not run yet.
+func (s *site) kubeletArgs(n *fleet.Node) (args string) {
 	s.Helper()
-	return testkit.Value(n.Run(s.Context(), "sh", "-c",
-		"tr '\\0' ' ' </proc/$(systemctl show --property=MainPID --value kubelet.service)/cmdline"))(s)
+	const read = `tr '\0' ' ' </proc/$(systemctl show --property=MainPID --value kubelet.service)/cmdline`
+	var err error
+	if !host.Within(time.Minute, func() bool {
+		args, err = n.Run(s.Context(), "sh", "-c", read)
+		return strings.HasPrefix(args, "/")
+	}) {
+		s.Fatalf("no kubelet runs on %s: %q, %v", n.Name, args, err)
+	}
+	return args
 }
 
 // own are the files that a node keeps on which nothing is installed: the lock, and the status of the last attempt.

@@ -22,6 +22,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // TestInstall installs, changes and removes releases of the chart with a real API server. The first has everything on.
@@ -109,7 +110,7 @@ func begin(t *testing.T) *world {
 	w := &world{dir: t.TempDir()}
 	// A service of a webhook is one of endpoints here, without a network of services.
 	const routing = "--enable-aggregator-routing"
-	w.cluster = testkit.Value(cluster.Start(t.Context(), w.path("cluster"), "1.34", "worker", routing))(t)
+	w.cluster = testkit.Value(cluster.Start(t.Context(), w.path("cluster"), release.Kubernetes137, "worker", routing))(t)
 	host.AtEnd(t, w.cluster.Close)
 	w.objects = testkit.Value(dynamic.NewForConfig(w.cluster.Config(cluster.Administrator)))(t)
 	authority := testkit.Value(testkit.NewAuthority("authority"))(t)

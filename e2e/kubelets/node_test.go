@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	kubelet130 = "1.30" // sends a pre-check for Always
-	kubelet134 = "1.34"
-	kubelet136 = "1.36" // verifies credentials itself, by default, as every newer one
-	kubelet137 = "1.37"
+	kubelet130 = release.Kubernetes130 // sends a pre-check for Always
+	kubelet134 = release.Kubernetes134
+	kubelet136 = release.Kubernetes136 // verifies credentials itself, by default, as every newer one
+	kubelet137 = release.Kubernetes137
 
 	containerd16 = "containerd-1.6" // or whatever the machine has
 	containerd24 = release.Containerd24
@@ -72,14 +72,11 @@ func newMachine(t *testing.T, k kind) *machine {
 		m.endpoint = m.crio.Endpoint()
 	}
 	const name = "worker"
-	api := strings.Replace(k.release, kubelet136, kubelet137, 1) // as in an upgrade, which begins with the API server
-	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), api, name))(t)
+	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), k.apiServer(), name))(t)
 	m.core = m.cluster.Client.CoreV1()
 	testkit.Must(t, m.cluster.LetNodesReadSecrets(t.Context()))
-	m.kubelet = testkit.Value(m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()))(t)
-	if api != k.release {
-		m.kubelet.Program = testkit.Value(release.Component(t.Context(), k.release, "kubelet"))(t)
-	}
+	m.kubelet = testkit.Value(
+		m.cluster.NewKubelet(t.Context(), k.release, filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()))(t)
 	return m
 }
 

@@ -78,7 +78,7 @@ func TestAKubeletMayWriteTheCondition(t *testing.T) {
 // An identity that may not write the condition makes a line that says so.
 func TestTheConditionIsForbidden(t *testing.T) {
 	t.Parallel()
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	register(w, w.cluster.Client, w.name)
 	var failed atomic.Int64
 	w.certify(day) // not in the group of nodes
@@ -108,7 +108,7 @@ type judged struct {
 
 func judge(t *testing.T, settings ...string) *judged {
 	t.Helper()
-	j := &judged{world: begin(t, kubernetes134)}
+	j := &judged{world: begin(t, kubernetes137)}
 	j.certify(day, nodes)
 	settings = append(settings, j.podSource())
 	register(j.world, j.asNode(), j.name)

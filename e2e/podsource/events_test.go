@@ -113,7 +113,7 @@ func bringImages(t *testing.T, n *node.Node, name func(kind string, i int) strin
 // proved access to the images of kind others there.
 func startTenantNode(t *testing.T, n *node.Node, name func(kind string, i int) string) *tenantNode {
 	t.Helper()
-	x := &tenantNode{world: begin(t, kubernetes134)}
+	x := &tenantNode{world: begin(t, kubernetes137)}
 	p := pod(x.name, x.name, "tenant")
 	p.Spec.Containers = nil
 	for _, kind := range kinds() {
@@ -165,7 +165,7 @@ func (w *world) synced(gate *node.Pullgated) {
 // watchEvents returns the Events of pullgated on pods with a name as they come to the API server.
 func watchEvents(t *testing.T, pod string) <-chan watch.Event {
 	t.Helper()
-	config := testkit.Value(clusters.Get(kubernetes134))(t).Config(cluster.Administrator)
+	config := testkit.Value(clusters.Get(kubernetes137))(t).Config(cluster.Administrator)
 	config.Timeout = 0 // which would end the watch
 	events := testkit.Value(kubernetes.NewForConfig(config))(t).CoreV1().Events("")
 	o := metav1.ListOptions{FieldSelector: "reportingComponent=pullgate,involvedObject.name=" + pod}

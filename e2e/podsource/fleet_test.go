@@ -109,7 +109,7 @@ type simulated struct {
 func startFleet(t *testing.T, size int) *simulated {
 	t.Helper()
 	dir := t.TempDir()
-	c := testkit.Value(cluster.Start(t.Context(), filepath.Join(dir, "cluster"), kubernetes134, tokenNode,
+	c := testkit.Value(cluster.Start(t.Context(), filepath.Join(dir, "cluster"), kubernetes137, tokenNode,
 		"--max-requests-inflight=4000", "--max-mutating-requests-inflight=2000"))(t)
 	host.AtEnd(t, c.Close)
 	f := &simulated{size: size, world: &world{

@@ -24,7 +24,7 @@ import (
 func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	t.Parallel()
 	const many = 10_000
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	victims := w.name + "-victims"
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: victims}}
 	testkit.Value(w.core.Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)

@@ -29,7 +29,7 @@ func TestNodeNameFollowsFromTheToken(t *testing.T) {
 // A kubelet replaces its certificate in time. The API server refuses an expired one, on open connections too.
 func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	t.Parallel()
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	old := w.secret("old", "old")
 	uid := w.pod("web", "old")
 	w.certify(20*time.Second, nodes)

@@ -11,12 +11,13 @@ import (
 
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // Releases of Kubernetes. Before 1.32 a node may list the pods of others.
 const (
-	kubernetes130 = "1.30"
-	kubernetes134 = "1.34"
+	kubernetes130 = release.Kubernetes130
+	kubernetes137 = release.Kubernetes137
 )
 
 // tokenNode is the node that identifies itself with a token.
@@ -55,7 +56,7 @@ func TestMain(m *testing.M) { os.Exit(clusters.Main(m)) }
 
 func onEach(t *testing.T, test func(*world)) {
 	t.Helper()
-	for _, release := range []string{kubernetes134, kubernetes130} {
+	for _, release := range []string{kubernetes137, kubernetes130} {
 		t.Run(release, func(t *testing.T) {
 			t.Parallel()
 			test(begin(t, release))

@@ -21,7 +21,7 @@ import (
 const memoryLimit = 80 << 20
 
 func TestMemoryIsBoundedOnANodeOf500Pods(t *testing.T) {
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	w.fill(500, func(i int) *corev1.Secret {
 		return pullSecret(fmt.Sprintf("registry-credentials-%d", i), "password of "+strconv.Itoa(i))
 	})
@@ -29,7 +29,7 @@ func TestMemoryIsBoundedOnANodeOf500Pods(t *testing.T) {
 }
 
 func TestMemoryIsBoundedWithSecretsOfAMegabyte(t *testing.T) {
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	w.fill(60, func(i int) *corev1.Secret {
 		name := fmt.Sprintf("large-%d", i)
 		s := pullSecret(name, strings.Repeat("p", 1<<20-200))

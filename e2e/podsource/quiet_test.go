@@ -27,7 +27,7 @@ import (
 // of them on does the same, shows that the audit log has what is looked for, and syncs its store no more often.
 func TestQuietSource(t *testing.T) {
 	t.Parallel()
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	w.installReports()
 	s := cluster.PullSecret("own", "registry.test", "tenant", password)
 	testkit.Value(w.core.Secrets(w.name).Create(w.Context(), s, metav1.CreateOptions{}))(w)

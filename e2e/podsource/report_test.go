@@ -333,7 +333,7 @@ type asked struct {
 // TestFleetReport has a cluster of three nodes with five refusals.
 func TestFleetReport(t *testing.T) {
 	t.Parallel()
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	w.installReports()
 	other := w.name + "-c"
 	testkit.Value(w.core.Namespaces().Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: other}},

@@ -54,7 +54,7 @@ func (w *world) forbidden(what string, err error) {
 
 func TestSecretsOfPodsThatComeTogetherAreAllRead(t *testing.T) {
 	t.Parallel()
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	w.start()
 	w.until("synced", w.source.Synced)
 	pods := map[string]tracker.Secret{}

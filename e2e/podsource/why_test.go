@@ -44,7 +44,7 @@ func (w *world) tenant(name, verb string, resources ...string) (kubeconfig strin
 // without any.
 func TestWhy(t *testing.T) {
 	t.Parallel()
-	w := begin(t, kubernetes134)
+	w := begin(t, kubernetes137)
 	plugin := filepath.Join(w.dir, "kubectl-pullgate")
 	w.must(os.Symlink(testkit.Value(node.Program("pullgatectl"))(w), plugin))
 	w.secret("own", "cAnary")

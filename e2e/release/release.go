@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -30,18 +31,26 @@ const (
 	Containerd24 = "containerd-2.4"
 )
 
-// The releases of cosign, of critest and of a webhook, by the folders below tools that pin them.
+// Releases of Kubernetes that are built here: of 1.30 and 1.37 kube-apiserver too, of the others only the kubelet, which
+// runs under kube-apiserver 1.37.
 const (
-	cosign31        = "cosign-3.1"
-	criTools134     = "cri-tools-1.34"
-	podSecurity0370 = "pod-security-admission-0.37"
+	Kubernetes130 = "1.30"
+	Kubernetes134 = "1.34"
+	Kubernetes136 = "1.36"
+	Kubernetes137 = "1.37"
+)
+
+// The releases of cosign and of critest, by the folders below tools that pin them.
+const (
+	cosign31    = "cosign-3.1"
+	criTools134 = "cri-tools-1.34"
 )
 
 // A recipe defines how the programs of a folder below tools are built.
 type recipe struct {
-	what     string // as it is called when it is built
-	module   string // whose version the folder pins
-	programs []string
+	what     string   // as it is called when it is built
+	module   string   // whose version the folder pins
+	programs []string // packages
 	tags     string
 	stamp    []string // what the linker writes into them, with %s for the version
 	test     bool     // the programs are tests of packages
@@ -52,35 +61,40 @@ type recipe struct {
 func Containerd(ctx context.Context, release string) (string, error) {
 	const module = "github.com/containerd/containerd/v2"
 	dir, err := recipe{
-		what: "containerd", module: module, programs: []string{"containerd", "containerd-shim-runc-v2"},
-		tags: "no_btrfs,no_zfs,no_devmapper", stamp: []string{module + "/version.Version=%s"},
+		what: "containerd", module: module, tags: "no_btrfs,no_zfs,no_devmapper", stamp: []string{module + "/version.Version=%s"},
+		programs: []string{module + "/cmd/containerd", module + "/cmd/containerd-shim-runc-v2"},
 	}.build(ctx, release)
 	return filepath.Join(dir, "containerd"), err
 }
 
-// Kubernetes builds kubelet and kube-apiserver of a release such as "1.34", and returns their folder.
-func Kubernetes(ctx context.Context, release string) (string, error) {
-	const v = "k8s.io/component-base/version."
-	major, minor, _ := strings.Cut(release, ".")
-	return recipe{
-		what: "kubelet and kube-apiserver", module: "k8s.io/kubernetes", programs: []string{"kubelet", "kube-apiserver"},
-		tags: "providerless", stamp: []string{v + "gitVersion=v%s", v + "gitMajor=" + major, v + "gitMinor=" + minor},
-	}.build(ctx, "kubernetes-"+release)
+// Kubernetes builds a program of a release of Kubernetes, such as "kubelet", as Containerd does, and returns its path.
+func Kubernetes(ctx context.Context, release, program string) (string, error) {
+	return kubernetes(ctx, release, "k8s.io/kubernetes/cmd/"+program)
 }
 
-// Component builds one more program of a release such as "1.34", such as "kube-scheduler", and returns its path.
-func Component(ctx context.Context, release, program string) (string, error) {
+// PodSecurityWebhook builds the admission webhook for the Pod Security Standards, as Containerd does, and returns its
+// path.
+func PodSecurityWebhook(ctx context.Context) (string, error) {
+	return kubernetes(ctx, Kubernetes137, "k8s.io/pod-security-admission/cmd/webhook")
+}
+
+func kubernetes(ctx context.Context, release, program string) (string, error) {
+	const v = "k8s.io/component-base/version."
+	major, minor, _ := strings.Cut(release, ".")
+	name := path.Base(program)
 	dir, err := recipe{
-		what: program, module: "k8s.io/kubernetes", programs: []string{program}, tags: "providerless",
-		stamp: []string{"k8s.io/component-base/version.gitVersion=v%s"}, name: strings.TrimPrefix(program, "kube-"),
+		what: name + " of Kubernetes", module: "k8s.io/kubernetes", programs: []string{program}, tags: "providerless",
+		stamp: []string{v + "gitVersion=v%s", v + "gitMajor=" + major, v + "gitMinor=" + minor},
+		name:  strings.TrimPrefix(name, "kube-"),
 	}.build(ctx, "kubernetes-"+release)
-	return filepath.Join(dir, program), err
+	return filepath.Join(dir, name), err
 }
 
 // Cosign builds cosign, as Containerd does, and returns its path.
 func Cosign(ctx context.Context) (string, error) {
+	const module = "github.com/sigstore/cosign/v3"
 	dir, err := recipe{
-		what: "cosign", module: "github.com/sigstore/cosign/v3", programs: []string{"cosign"},
+		what: "cosign", module: module, programs: []string{"./cosign"},
 		stamp: []string{"sigs.k8s.io/release-utils/version.gitVersion=v%s"},
 	}.build(ctx, cosign31)
 	return filepath.Join(dir, "cosign"), err
@@ -88,32 +102,24 @@ func Cosign(ctx context.Context) (string, error) {
 
 // Critest builds critest, the conformance tests of the CRI, as Containerd does, and returns its path.
 func Critest(ctx context.Context) (string, error) {
+	const module = "sigs.k8s.io/cri-tools"
 	dir, err := recipe{
-		what: "critest", module: "sigs.k8s.io/cri-tools", programs: []string{"critest"}, test: true,
-		stamp: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=%s"},
+		what: "critest", module: module, programs: []string{module + "/cmd/critest"}, test: true,
+		stamp: []string{module + "/pkg/version.Version=%s"},
 	}.build(ctx, criTools134)
 	return filepath.Join(dir, "critest.test"), err // as the go command calls it
-}
-
-// PodSecurityWebhook builds the admission webhook for the Pod Security Standards, as Containerd does, and returns its
-// path.
-func PodSecurityWebhook(ctx context.Context) (string, error) {
-	dir, err := recipe{
-		what: "the webhook of pod-security-admission", module: "k8s.io/pod-security-admission", programs: []string{"webhook"},
-	}.build(ctx, podSecurity0370)
-	return filepath.Join(dir, "webhook"), err
 }
 
 // Helm builds Helm of a major version, "3" or "4", as Containerd does, and returns its path.
 func Helm(ctx context.Context, major string) (string, error) {
 	module := "helm.sh/helm/v" + major
-	r := recipe{what: "helm", module: module, programs: []string{"helm"}}
+	r := recipe{what: "helm", module: module, programs: []string{module + "/cmd/helm"}}
 	if major == "3" { // it renders for a Kubernetes that the linker sets, and is 1.20 without
 		for _, v := range []string{"pkg/lint/rules.k8sVersion", "pkg/chartutil.k8sVersion"} {
-			r.stamp = append(r.stamp, module+"/"+v+"Major=1", module+"/"+v+"Minor=34")
+			r.stamp = append(r.stamp, module+"/"+v+"Major=1", module+"/"+v+"Minor=37")
 		}
 	}
-	dir, err := r.build(ctx, "helm-"+major)
+	dir, err := r.build(ctx, "helm")
 	return filepath.Join(dir, "helm"), err
 }
 
@@ -124,6 +130,8 @@ func (r recipe) build(ctx context.Context, folder string) (_ string, err error) 
 	version, key := r.pinned(sources)
 	name, _, _ := strings.Cut(cmp.Or(r.name, folder), "-")
 	return host.Cached(ctx, r.what+" "+version, name+"-"+version+"-"+key, func(ctx context.Context, out string) error {
+		// Two at once would compile twice what both need.
+		defer host.Must(host.Lock(filepath.Join(filepath.Dir(out), folder+".lock")))()
 		return r.compile(ctx, sources, version, out)
 	})
 }
@@ -152,10 +160,7 @@ func (r recipe) compile(ctx context.Context, sources, version, out string) error
 		"-trimpath", "-buildvcs=false", "-mod=readonly", "-tags", r.tags,
 		"-ldflags", strings.Join(flags, " "), "-o", out+"/",
 	)
-	for _, p := range r.programs {
-		args = append(args, r.module+"/cmd/"+p)
-	}
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := exec.CommandContext(ctx, "go", append(args, r.programs...)...)
 	cmd.Dir = sources
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOGC=400") // for the compilers
 	if output, err := cmd.CombinedOutput(); err != nil {

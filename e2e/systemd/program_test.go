@@ -17,6 +17,7 @@ import (
 
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/release"
 )
 
 const (
@@ -93,7 +94,7 @@ func (s *site) program(name, folder string) {
 // startAPIServer starts an API server that the machine reaches by its own loopback.
 func (s *site) startAPIServer() *cluster.Cluster {
 	s.Helper()
-	c := testkit.Value(cluster.Start(s.Context(), filepath.Join(s.node.Dir, "cluster"), "1.34", worker))(s)
+	c := testkit.Value(cluster.Start(s.Context(), filepath.Join(s.node.Dir, "cluster"), release.Kubernetes137, worker))(s)
 	host.AtEnd(s.T, c.Close)
 	at := testkit.Value(url.Parse(c.Config(cluster.Administrator).Host))(s)
 	s.forwardInto(at.Host)
