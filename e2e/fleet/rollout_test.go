@@ -376,7 +376,7 @@ func (s *site) kubeletArgs(n *fleet.Node) (args string) {
 	var err error
 	if !host.Within(time.Minute, func() bool {
 		args, err = n.Run(s.Context(), "sh", "-c", read)
-		return strings.HasPrefix(args, "/")
+		return strings.Contains(args, "/usr/bin/kubelet ")
 	}) {
 		s.Fatalf("no kubelet runs on %s: %q, %v", n.Name, args, err)
 	}
