@@ -33,8 +33,8 @@ type Kubelet struct {
 // Settings are fields of a KubeletConfiguration.
 type Settings map[string]any
 
-// NewKubelet prepares the kubelet of a release, such as "1.37", for a node below dir, with its pods under a cgroup; Start
-// starts it.
+// NewKubelet prepares the kubelet of a release, such as "1.37", for a node below dir, with its pods under a cgroup.
+// Start starts it.
 func (c *Cluster) NewKubelet(ctx context.Context, version, dir, name, cgroup string) (k *Kubelet, err error) {
 	defer host.Catch(&err)
 	k = &Kubelet{cluster: c, release: version, name: name, dir: dir, cgroup: cgroup}

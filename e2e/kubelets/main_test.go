@@ -47,8 +47,8 @@ func (k kind) firstOfKubelet() bool {
 	return k.isMain() || (k.release == kubelet130 || k.release == kubelet137) && k.runtime == containerd24
 }
 
-// apiServer is the release of the API server above a kubelet: the newest, as in an upgrade, which begins with it. It may
-// be three releases newer.
+// apiServer is the release of the API server above a kubelet: the newest, as in an upgrade, which begins with it. It
+// may be three releases newer.
 func (k kind) apiServer() string {
 	if k.release == kubelet130 {
 		return k.release

@@ -20,7 +20,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
-// Releases of containerd that are built here, by the folder below tools that pins them.
+// Releases of containerd that are built here, by the folder below tools that pins them. The older ones have the modules
+// of the newest, which are compiled once then.
 const (
 	// Containerd21 creates a container from a checkpoint image on whatever image the checkpoint names, and pulls it first.
 	Containerd21 = "containerd-2.1"
@@ -31,8 +32,8 @@ const (
 	Containerd24 = "containerd-2.4"
 )
 
-// Releases of Kubernetes that are built here: of 1.30 and 1.37 kube-apiserver too, of the others only the kubelet, which
-// runs under kube-apiserver 1.37.
+// Releases of Kubernetes that are built here: of 1.30 and 1.37 kube-apiserver too, of the others only the kubelet,
+// which runs under kube-apiserver 1.37.
 const (
 	Kubernetes130 = "1.30"
 	Kubernetes134 = "1.34"
@@ -43,7 +44,7 @@ const (
 // The releases of cosign and of critest, by the folders below tools that pin them.
 const (
 	cosign31    = "cosign-3.1"
-	criTools134 = "cri-tools-1.34"
+	criTools137 = "cri-tools-1.37"
 )
 
 // A recipe defines how the programs of a folder below tools are built.
@@ -62,7 +63,7 @@ type recipe struct {
 func Containerd(ctx context.Context, release string) (string, error) {
 	const module = "github.com/containerd/containerd/v2"
 	dir, err := recipe{
-		what: "containerd", module: module, tags: "no_btrfs,no_zfs,no_devmapper", brief: release != Containerd24,
+		what: "containerd", module: module, tags: "no_btrfs,no_zfs,no_devmapper",
 		stamp:    []string{module + "/version.Version=%s"},
 		programs: []string{module + "/cmd/containerd", module + "/cmd/containerd-shim-runc-v2"},
 	}.build(ctx, release)
@@ -106,9 +107,9 @@ func Cosign(ctx context.Context) (string, error) {
 func Critest(ctx context.Context) (string, error) {
 	const module = "sigs.k8s.io/cri-tools"
 	dir, err := recipe{
-		what: "critest", module: module, programs: []string{module + "/cmd/critest"}, test: true, brief: true,
+		what: "critest", module: module, programs: []string{module + "/cmd/critest"}, test: true,
 		stamp: []string{module + "/pkg/version.Version=%s"},
-	}.build(ctx, criTools134)
+	}.build(ctx, criTools137)
 	return filepath.Join(dir, "critest.test"), err // as the go command calls it
 }
 
