@@ -95,9 +95,9 @@ test: setup ## run every kind of test once, as root
 	@.ci/steps test race model crash e2e
 
 .PHONY: matrix
-matrix: setup build ## run scenarios on every other kubelet, runtime and kube-apiserver, cosign and critest, as root
+matrix: setup build ## run scenarios on every other kubelet and runtime, cosign and critest, as root
 	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 \
-		-run '^(TestNode|TestOracle|TestAPIServer|TestCritest)$$' ./kubelets ./signatures ./admission ./critest
+		-run '^(TestNode|TestOracle|TestCritest)$$' ./kubelets ./signatures ./critest
 
 .PHONY: unit
 unit: ## run the short tests; takes seconds

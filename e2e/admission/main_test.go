@@ -2,21 +2,12 @@
 // plugin ImagePolicyWebhook, and compares what that plugin and pullgate-policyd send to an image review backend.
 package admission_test
 
-import (
-	"os"
-	"testing"
+import "testing"
 
-	"github.com/pullgate/pullgate/e2e/release"
-)
-
-// TestAPIServer runs the rows with kube-apiserver 1.37; with NODES=matrix those of 1.30, which are fewer.
+// TestAPIServer runs the rows.
 func TestAPIServer(t *testing.T) {
 	t.Parallel()
-	version := release.Kubernetes137
-	if os.Getenv("NODES") == "matrix" {
-		version = release.Kubernetes130
-	}
-	w := begin(t, version)
+	w := begin(t)
 	// The plugin has one backend, in the place of which a pullgate-policyd runs here.
 	t.Run("plugin-asks-policyd", func(t *testing.T) { pluginAsksPolicyd(w.row(t, "images")) })
 	rows := map[string]func(*row){
@@ -38,14 +29,13 @@ func TestAPIServer(t *testing.T) {
 		"audit-log":        auditLog,
 		"registration":     registration,
 		"timeout":          timeout,
+		"service":          service,
+		"files":            files,
 		"doctor":           doctor,
 		"generated":        generated,
 		"digests":          digests,
 		"image-validating": imageValidating,
 		"initialisers":     initialisers,
-	}
-	if version == release.Kubernetes137 { // which reads webhooks from its disk too, and needs no Endpoints
-		rows["files"], rows["service"] = files, service
 	}
 	t.Run("rows", func(t *testing.T) {
 		for name, run := range rows {

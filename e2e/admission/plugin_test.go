@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
-	"github.com/pullgate/pullgate/e2e/release"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
@@ -133,9 +132,7 @@ func bodies(r *row) {
 	testkit.Must(r, r.addEphemeral("one", "bodies.test/debug:1", false))
 	r.sameBodies("bodies.test/debug:1", apiServer, agent)
 
-	if r.cluster.Release() == release.Kubernetes137 { // image volumes are on by default
-		r.bodyWithVolume()
-	}
+	r.bodyWithVolume()
 
 	// The fields and their order, once as text.
 	want := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[` +

@@ -59,11 +59,11 @@ type world struct {
 	webhooks  registrationclient.ValidatingWebhookConfigurationInterface
 	objects   dynamic.Interface
 	one, two  *webhook
-	onDisk    *webhook                   // nil with 1.30
+	onDisk    *webhook
 	byService *unstructured.Unstructured // the webhook that is one for a cluster
 }
 
-func begin(t *testing.T, version string) *world {
+func begin(t *testing.T) *world {
 	t.Helper()
 	w := &world{dir: t.TempDir(), backend: reviewbackend.New(t)}
 	w.authority = testkit.Value(testkit.NewAuthority("authority of webhooks"))(t)
@@ -77,19 +77,17 @@ func begin(t *testing.T, version string) *world {
 	}
 	const audit = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata, verbs: [create]}]\n"
 	testkit.Must(t, os.WriteFile(w.path("audit.yaml"), []byte(audit), 0o600))
-	testkit.Must(t, os.WriteFile(w.path("admission.yaml"), w.admissionConfiguration(version), 0o600))
+	testkit.Must(t, os.WriteFile(w.path("admission.yaml"), w.admissionConfiguration(), 0o600))
 	flags := []string{
 		"--enable-admission-plugins=ImagePolicyWebhook", "--admission-control-config-file=" + w.path("admission.yaml"),
 		"--audit-policy-file=" + w.path("audit.yaml"), "--audit-log-path=" + w.path("audit.log"),
 		"--enable-aggregator-routing", // a service of a webhook is one of endpoints here, without a network of services
 	}
 	testkit.Must(t, os.WriteFile(w.path("authority.pem"), w.authority.PEM(), 0o600))
-	if version == release.Kubernetes137 {
-		w.onDisk = w.startWebhook(t, "on-disk", loopback, w.path(clusterOne))
-		testkit.Must(t, os.Mkdir(w.path("manifests"), 0o700))
-		w.onDisk.write(t)
-	}
-	w.cluster = testkit.Value(cluster.Start(t.Context(), w.path("cluster"), version, worker, flags...))(t)
+	w.onDisk = w.startWebhook(t, "on-disk", loopback, w.path(clusterOne))
+	testkit.Must(t, os.Mkdir(w.path("manifests"), 0o700))
+	w.onDisk.write(t)
+	w.cluster = testkit.Value(cluster.Start(t.Context(), w.path("cluster"), release.Kubernetes137, worker, flags...))(t)
 	w.core = w.cluster.Client.CoreV1()
 	w.webhooks = w.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	t.Cleanup(func() {
@@ -122,20 +120,17 @@ func (w *world) imagePolicy(client string) []byte {
 	return []byte("imagePolicy:\n  kubeConfigFile: " + w.path(client+".kubeconfig") + fields)
 }
 
-func (w *world) admissionConfiguration(version string) []byte {
-	text := fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
+func (w *world) admissionConfiguration() []byte {
+	return fmt.Appendf(nil, `apiVersion: apiserver.config.k8s.io/v1
 kind: AdmissionConfiguration
 plugins:
 - {name: ImagePolicyWebhook, path: %s}
-`, w.path(clusterOne, "scanner.yaml"))
-	if version == release.Kubernetes137 {
-		text += `- name: ValidatingAdmissionWebhook
+- name: ValidatingAdmissionWebhook
   configuration:
     apiVersion: apiserver.config.k8s.io/v1
     kind: WebhookAdmissionConfiguration
-    staticManifestsDir: ` + w.path("manifests") + "\n"
-	}
-	return []byte(text)
+    staticManifestsDir: %s
+`, w.path(clusterOne, "scanner.yaml"), w.path("manifests"))
 }
 
 // install creates what pullgate-policyd manifests prints for a cluster, except the webhook, which it returns.
