@@ -67,6 +67,8 @@ SAMPLED_TESTS := TestGateBeforeCRIO|TestDecisionsOverTheSocket|TestForwarding.*I
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestAPodCannotGuessPasswordsByThousands|TestSchedules
 SAMPLED_TESTS := $(SAMPLED_TESTS)|Test(CostOf|AmplificationIn)CEL
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestMemoryOf15000Nodes|TestManyConnectionsOfOneProcessToTheCRI
+SAMPLED_TESTS := $(SAMPLED_TESTS)|TestMemoryOf(HostileSignatures|LargeAttestations|ConditionsOnAttestations)
+SAMPLED_TESTS := $(SAMPLED_TESTS)|TestReadBoundsFilesAndBytes
 
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e e2e/bench .ci/checks
@@ -109,9 +111,10 @@ unit: ## run the short tests; takes seconds
 race: ## run all tests of the main module under the race detector
 	CGO_ENABLED=1 GOGC=400 GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 \
 		go test -race -vet=off -count=1 -p 3 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
-	go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
-	go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^($(SAMPLED_TESTS))$$' \
-		./internal/gate ./internal/daemon ./internal/policies/condition ./internal/fleet/dispatcher ./pkg/criproxy
+	GOGC=400 go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
+	GOGC=400 go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^($(SAMPLED_TESTS))$$' \
+		./internal/gate ./internal/daemon ./internal/policies/{condition,policyfiles,policyd/verify} \
+		./internal/fleet/dispatcher ./pkg/criproxy
 
 .PHONY: model
 model: ## run a million random operations, and check that no pod uses an image without access

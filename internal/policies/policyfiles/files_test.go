@@ -139,6 +139,9 @@ func TestReadRefusesFolders(t *testing.T) {
 }
 
 func TestReadBoundsFilesAndBytes(t *testing.T) {
+	if testkit.Raced {
+		t.Skip("make race runs it without the detector")
+	}
 	dir := folder(t)
 	for i := range 1000 {
 		put(t, fmt.Sprintf("%s/%04d.yaml", dir, i), note("x"))

@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -90,8 +91,8 @@ func withBundles(n int, sign func(manifest string) (statement, signature []byte)
 // As many images as are verified at a time, with signatures that a tenant has made, leave the memory that the unit
 // and the Deployment of pullgate-policyd have.
 func TestMemoryOfHostileSignatures(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
+	if testing.Short() || testkit.Raced {
+		t.Skip("takes seconds; make race runs it without the detector")
 	}
 	s, rules, hash := realService(t, config.DefaultPolicyd())
 	h, manifest, image := hostile()
@@ -102,8 +103,8 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 // The same, for as many images as have their documents in memory, with attestations of the largest size and number of
 // parts that are signed as the policy requires.
 func TestMemoryOfLargeAttestations(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
+	if testing.Short() || testkit.Raced {
+		t.Skip("takes seconds; make race runs it without the detector")
 	}
 	s, rules, hash, h, image := largeAttestations(t, config.DefaultPolicyd())
 	verifyAtOnce(t, 8, s, rules, hash, h, image, 96<<20,
@@ -112,8 +113,8 @@ func TestMemoryOfLargeAttestations(t *testing.T) {
 
 // The same, where conditions read all attestations.
 func TestMemoryOfConditionsOnAttestations(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
+	if testing.Short() || testkit.Raced {
+		t.Skip("takes seconds; make race runs it without the detector")
 	}
 	s, rules, hash, h, image := largeAttestationsFor(t, config.DefaultPolicyd(), 8,
 		`validate: {deny: {conditions: {any: [{key: "{{ attestations[0].predicate.x }}", operator: Equals, value: 1}]}}}`)
