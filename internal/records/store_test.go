@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -153,8 +154,10 @@ func lookup(tb testing.TB, s *records.Store, p records.Pair) known {
 	tb.Helper()
 	d := testkit.Value(s.Describe(p))(tb)
 	got := testkit.Value(s.Lookup(p))(tb)
-	if diff := cmp.Diff(d.Facts, got); diff != "" {
-		tb.Errorf("Lookup(%v) (-Describe +Lookup):\n%s", p, diff)
+	if !reflect.DeepEqual(d.Facts, got) { // sweeps look up very often, and cmp.Diff would take half of their time
+		if diff := cmp.Diff(d.Facts, got); diff != "" {
+			tb.Errorf("Lookup(%v) (-Describe +Lookup):\n%s", p, diff)
+		}
 	}
 	return knownOf(got)
 }
