@@ -68,7 +68,7 @@ SAMPLED_TESTS := $(SAMPLED_TESTS)|TestAPodCannotGuessPasswordsByThousands|TestSc
 SAMPLED_TESTS := $(SAMPLED_TESTS)|Test(CostOf|AmplificationIn)CEL
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestMemoryOf15000Nodes|TestManyConnectionsOfOneProcessToTheCRI
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestMemoryOf(HostileSignatures|LargeAttestations|ConditionsOnAttestations)
-SAMPLED_TESTS := $(SAMPLED_TESTS)|TestReadBoundsFilesAndBytes
+SAMPLED_TESTS := $(SAMPLED_TESTS)|TestReadBoundsFilesAndBytes|TestDefaultsKeepWhatAPodHas
 
 # The modules of this repository, each linted and kept tidy by itself.
 MODULES := . e2e e2e/bench .ci/checks

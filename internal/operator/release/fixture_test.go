@@ -159,7 +159,7 @@ func (m *made) tar(files map[string][]byte) []byte {
 
 func gzipped(data []byte) []byte {
 	var b bytes.Buffer
-	w, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
+	w, err := gzip.NewWriterLevel(&b, gzip.NoCompression)
 	if err == nil {
 		_, _ = w.Write(data)
 		_ = w.Close()
