@@ -24,11 +24,13 @@ type kind struct {
 }
 
 // The nodes: each kubelet before each containerd that Kubernetes supports, which is containerd 2 from 1.36 on; 1.34 is
-// before the newer one as CRI-O. That of make e2e is there once more with the pod source, side by side.
+// before the newer one as CRI-O. That of make e2e and that of 1.37 are there once more with the pod source, side by
+// side.
 func nodes() []kind {
 	return []kind{
 		{kubelet130, containerd24, false},
 		{kubelet137, containerd24, false},
+		{kubelet137, containerd24, true},
 		{kubelet134, containerd16, false},
 		{kubelet134, containerd16, true},
 		{kubelet130, containerd16, false},
@@ -155,7 +157,7 @@ func (m *machine) scenarios(t *testing.T) {
 	m.runIf(t, m.isMain(), testCase{"hook-restarts", hookRestarts})
 	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
 	m.runIf(t, first && m.sendsTokens(), testCase{"service-accounts", serviceAccounts})
-	if first && !m.isMain() {
+	if first && !m.isMain() && m.release != kubelet137 {
 		m.withPodSource(t)
 	}
 	m.runIf(t, true, testCase{"collected", collected}) // takes what is preloaded with it
