@@ -17,7 +17,8 @@ LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/mechanics/
 GOBUILD := go build -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
 
 # With the same flags, programs, tests and linters share the build cache. DWARF, which no program here keeps, would take
-# a sixth of the time. sort drops what make has set already if it runs itself.
+# a sixth of the time; with cgo, package net and all that needs it is another one. sort drops what make has set already
+# if it runs itself.
 export GOFLAGS := $(sort $(GOFLAGS) -trimpath -gcflags=all=-dwarf=false)
 export CGO_ENABLED := 0
 
@@ -112,8 +113,8 @@ race: ## run all tests of the main module under the race detector
 	CGO_ENABLED=1 GOGC=400 GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 \
 		go test -race -vet=off -count=1 -p 3 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
 	GOGC=400 go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
-	GOGC=400 go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' -run '^($(SAMPLED_TESTS))$$' \
-		./internal/gate ./internal/daemon ./internal/policies/{condition,policyfiles,policyd/verify} \
+	GOGC=400 go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' \
+		-run '^($(SAMPLED_TESTS))$$' ./internal/gate ./internal/daemon ./internal/policies/{condition,policyfiles,policyd/verify} \
 		./internal/fleet/dispatcher ./pkg/criproxy
 
 .PHONY: model

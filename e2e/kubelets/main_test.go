@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -157,7 +158,7 @@ func (m *machine) scenarios(t *testing.T) {
 	m.runIf(t, m.isMain(), testCase{"hook-restarts", hookRestarts})
 	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
 	m.runIf(t, first && m.sendsTokens(), testCase{"service-accounts", serviceAccounts})
-	if first && !m.isMain() && m.release != kubelet137 {
+	if first && !slices.Contains(nodes(), kind{m.release, m.runtime, true}) {
 		m.withPodSource(t)
 	}
 	m.runIf(t, true, testCase{"collected", collected}) // takes what is preloaded with it
