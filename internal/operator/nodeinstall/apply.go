@@ -164,7 +164,7 @@ func (c *change) apply(ctx context.Context) (Status, error) {
 			return c.status(stage.Name, Installed, message(stage.Name, err, "")), nil
 		default:
 			c.state.Change.At = stage.Name
-			return c.resolve(ctx, c.state, said(withHint(err)), false)
+			return c.resolve(ctx, c.state, said(err), false)
 		}
 	}
 	return c.status("Finish", Installed, fmt.Sprintf("version %s is installed, mode %s", c.to.Version, c.to.Mode)), nil
@@ -186,20 +186,21 @@ func (c *change) within(ctx context.Context, s Stage) error {
 
 var errNotConfirmed = errors.New("the time for the confirmation is over")
 
-// withHint returns an error whose text ends with its hint.
-func withHint(err error) error {
+// said returns what the host said as it may be shown, and what to do about it.
+func said(err error) string {
+	text := safetext.Line(safetext.OneLine(err).Error(), maxHost)
 	hint := program.HintOf(err)
 	if hint == "" && (errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
 		hint = "free space or inodes there, then start another attempt"
 	}
 	if hint != "" {
-		return fmt.Errorf("%w (%s)", err, hint)
+		text += " (" + safetext.Line(hint, maxHint) + ")"
 	}
-	return err
+	return text
 }
 
 func message(stage string, err error, taken string) string {
-	text := fmt.Sprintf("stage %s: %s", stage, said(withHint(err)))
+	text := fmt.Sprintf("stage %s: %s", stage, said(err))
 	if taken != "" {
 		text += "; " + taken
 	}

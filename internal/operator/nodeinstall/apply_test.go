@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/nodeinstall"
 	"github.com/pullgate/pullgate/internal/testkit"
 )
@@ -404,6 +405,29 @@ func TestConfirmedOnAFullDisk(t *testing.T) {
 				h.Errorf("Revert with space = %+v, %v", s, err)
 			}
 			h.wantWell("v2", nodeinstall.Enforce)
+		})
+	}
+}
+
+// However much the host says, the message has what was taken back and what to do.
+func TestLongTexts(t *testing.T) {
+	for stage, want := range map[string]string{
+		"Check":   " (see the manual); nothing was changed",
+		"Compare": " (see the manual); everything was taken back: nothing is installed, as before; journalctl -u",
+	} {
+		onHost(t, func(h *host) {
+			h.place("v1")
+			h.hook = func(what string) error {
+				if what == "stage "+stage {
+					return program.Hintf("see the manual", "%s", strings.Repeat("\x1b[31mred\n", 1000))
+				}
+				return nil
+			}
+			s, err := h.apply(request("v1"))
+			if err == nil || !strings.HasPrefix(s.Message, "node node-1: stage "+stage+": ") ||
+				!strings.Contains(s.Message, want) || strings.ContainsAny(s.Message, "\x1b\n") || len(s.Message) < 1<<10 || len(s.Message) > 1<<11 {
+				t.Errorf("%+v, %v; want %q in it", s, err, want)
+			}
 		})
 	}
 }

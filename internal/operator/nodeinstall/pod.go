@@ -108,7 +108,7 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 	case r.Action != Install && j != nil:
 		version = j.To.Version
 	case r.Action == Remove:
-		return nil, nil
+		return nil, p.collect(state) // of a pod that was killed
 	case r.Action == Rollback:
 		return nil, errors.New("nothing is installed on this node, so there is no former version")
 	default:

@@ -29,6 +29,7 @@ type pod struct {
 	starts   int
 	kills    int // how many of the starts are killed
 	confirms bool
+	halts    bool          // it is killed when it has placed what the host needs
 	last     chan struct{} // closed when the command has ended
 }
 
@@ -73,6 +74,9 @@ func (p *pod) run() (nodeinstall.Status, error) {
 }
 
 func (p *pod) start(_ context.Context, unit, _ string, command ...string) error {
+	if p.halts {
+		panic(errKilled)
+	}
 	p.starts++
 	if unit != "pullgate-install.service" || command[1] != "node" || command[2] != "apply" || command[5] != "--request" {
 		p.Errorf("starts %s: %v", unit, command)
@@ -280,6 +284,43 @@ func TestFullDiskInThePod(t *testing.T) {
 				t.Errorf("full at %q, stays so: %v: -before +after:\n%s", full, stays, diff)
 			}
 		})
+	}
+}
+
+// The pod is killed before any change that it makes itself. Another pod of the attempt installs, and one that removes
+// leaves nothing.
+func TestPodIsKilledAnywhere(t *testing.T) {
+	for nth, at := 0, "first"; at != ""; nth++ {
+		for _, action := range []nodeinstall.Action{nodeinstall.Install, nodeinstall.Remove} {
+			onHost(t, func(h *host) {
+				p := newPod(h, "v1")
+				p.annotate("")
+				before := h.snapshot()
+				p.halts = true
+				at = h.killed(nth, func() { _, _ = p.run() })
+				p.halts = false
+				if action == nodeinstall.Remove {
+					p.request = nodeinstall.Request{Attempt: "off", Action: action}
+				}
+				s, err := p.run()
+				if err != nil || !s.Good() {
+					t.Errorf("killed before %q, then %s: %+v, %v", at, action, s, err)
+				}
+				if action == nodeinstall.Install {
+					h.wantWell("v1", nodeinstall.Enforce)
+					return
+				}
+				p.request = request("v1")
+				p.annotate("")
+				if diff := cmp.Diff(before, h.snapshot()); diff != "" {
+					t.Errorf("killed before %q, then %s: -before +after:\n%s", at, action, diff)
+				}
+			})
+		}
+		want := []string{"write ", "write ", "rename ", "write ", ""}
+		if nth >= len(want) || !strings.HasPrefix(at, want[nth]) {
+			t.Errorf("change %d is %q; want the copies, the rename, and the request", nth, at)
+		}
 	}
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 )
 
 // DefaultFolder is where versions and state are, unless a request's pod says otherwise.
@@ -105,8 +104,8 @@ type Status struct {
 // Messages are cut to this many bytes.
 const maxMessage = 2 << 10
 
-// maxHost is how much a message has of what the host said.
-const maxHost = 1 << 10
+// maxHost is how much a message has of what the host said, and maxHint how much of what to do.
+const maxHost, maxHint = 1 << 10, 256
 
 // Good reports whether the attempt reached what it was for.
 func (s Status) Good() bool { return s.Outcome == Installed || s.Outcome == Removed }
@@ -258,6 +257,3 @@ func (i Installer) lock(ctx context.Context) (unlock func() error, err error) {
 }
 
 const lockEvery = 100 * time.Millisecond
-
-// said returns what the host said as it may be shown.
-func said(err error) string { return safetext.Line(safetext.OneLine(err).Error(), maxHost) }
