@@ -237,6 +237,7 @@ type Attempt struct {
 	Plan      string      `json:"plan"`
 	Wave      int32       `json:"wave,omitempty"` // 0 for one outside of waves
 	MachineID string      `json:"machineID"`
+	BootID    string      `json:"bootID,omitempty"` // of the node when the last pod was made for it
 	Action    Action      `json:"action"`
 	Version   string      `json:"version,omitempty"`
 	Mode      Mode        `json:"mode,omitempty"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -38,12 +39,14 @@ type loop struct {
 	changed               chan struct{}
 	// written has the versions that the caches must have reached before the next decision, by store and key.
 	written map[cache.Store]map[string]string
-	refused string
-	failing map[string]bool // kinds of writes
+	refused map[string]string // as of a world
+	failing map[string]bool   // kinds of writes
 }
 
 func newLoop(o Options, c *client, m *metrics) *loop {
-	return &loop{o: o, c: c, m: m, changed: make(chan struct{}, 1), failing: map[string]bool{}}
+	return &loop{
+		o: o, c: c, m: m, changed: make(chan struct{}, 1), refused: map[string]string{}, failing: map[string]bool{},
+	}
 }
 
 // run returns when ctx has ended, and nothing is written any more.
@@ -202,6 +205,10 @@ func (l *loop) pass(ctx context.Context) time.Duration {
 }
 
 func (l *loop) world(ctx context.Context) *world {
+	maps.DeleteFunc(l.refused, func(name, _ string) bool {
+		_, exists, _ := l.nodes.GetByKey(name)
+		return !exists
+	})
 	w := &world{
 		now: time.Now(), pods: map[string][]*corev1.Pod{}, leases: map[string]time.Time{}, namespace: l.o.Namespace,
 		refused: l.refused,
@@ -252,10 +259,10 @@ func (l *loop) decodeRollout(u *unstructured.Unstructured) *rollout {
 func (l *loop) perform(ctx context.Context, a action) bool {
 	version, err := l.c.write(ctx, a)
 	kind := a.what()
-	if _, ok := a.(createPod); ok {
-		l.refused = ""
+	if c, ok := a.(createPod); ok {
+		delete(l.refused, c.pod.Spec.NodeName)
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			l.refused = safetext.Line(err.Error(), maxSaid)
+			l.refused[c.pod.Spec.NodeName] = safetext.Line(err.Error(), maxSaid)
 		}
 	}
 	switch {

@@ -23,6 +23,7 @@ type node struct {
 
 	labels     labelText
 	machineID  string
+	bootID     string
 	linux      bool
 	ready      bool
 	readySince time.Time // when ready last changed
@@ -49,7 +50,8 @@ func strip(n *corev1.Node) *node {
 			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion,
 			CreationTimestamp: n.CreationTimestamp, DeletionTimestamp: n.DeletionTimestamp,
 		},
-		labels: newLabelText(n.Labels), machineID: info.MachineID, linux: info.OperatingSystem == string(corev1.Linux),
+		labels: newLabelText(n.Labels), machineID: info.MachineID, bootID: info.BootID,
+		linux:     info.OperatingSystem == string(corev1.Linux),
 		installed: decode[api.Installed](n.Annotations[api.InstalledAnnotation]),
 		attempt:   decode[api.Attempt](n.Annotations[api.AttemptAnnotation]),
 	}
@@ -60,15 +62,23 @@ func strip(n *corev1.Node) *node {
 		}
 		if c.Type == podsource.ConditionType {
 			s.condition = c.DeepCopy() // not a part of all conditions
-			for _, text := range []*string{(*string)(&s.condition.Type), &s.condition.Reason, &s.condition.Message} {
-				*text = shared(*text)
-			}
+			intern((*string)(&s.condition.Type), &s.condition.Reason, &s.condition.Message)
 		}
 	}
 	if i := s.installed; i != nil {
-		i.Version, i.Mode, i.Configuration = shared(i.Version), api.Mode(shared(string(i.Mode))), shared(i.Configuration)
+		intern(&i.Version, (*string)(&i.Mode), &i.Configuration)
 		if i.MachineID == s.machineID {
 			i.MachineID = s.machineID
+		}
+	}
+	if a := s.attempt; a != nil {
+		intern(&a.Rollout, &a.Plan, (*string)(&a.Action), &a.Version, (*string)(&a.Mode), &a.Hash, (*string)(&a.Outcome),
+			&a.Stage)
+		if a.MachineID == s.machineID {
+			a.MachineID = s.machineID
+		}
+		if a.BootID == s.bootID {
+			a.BootID = s.bootID
 		}
 	}
 	if slices.ContainsFunc(n.Spec.Taints, isStartupTaint) {
@@ -77,8 +87,12 @@ func strip(n *corev1.Node) *node {
 	return s
 }
 
-// shared returns a text that all nodes with the same one have together.
-func shared(text string) string { return unique.Make(text).Value() }
+// intern makes each text the one that all nodes with the same one have together.
+func intern(texts ...*string) {
+	for _, text := range texts {
+		*text = unique.Make(*text).Value()
+	}
+}
 
 func isStartupTaint(t corev1.Taint) bool { return t.MatchTaint(new(api.StartupTaint())) }
 
@@ -113,23 +127,27 @@ type nodeList struct {
 // DeepCopyObject returns the list itself, which nobody changes.
 func (l *nodeList) DeepCopyObject() runtime.Object { return l } //nolint:ireturn // runtime.Object
 
-// A labelText has labels in the order of their keys, each key and value followed by a null byte: a third of a map.
-type labelText string
+// A labelText has labels in the order of their keys, each key and value followed by a null byte. Most nodes have the same
+// keys, which are there once.
+type labelText struct{ keys, values string }
 
 func newLabelText(all map[string]string) labelText {
-	var b strings.Builder
+	var keys, values strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(all)) {
-		b.WriteString(key + "\x00" + all[key] + "\x00")
+		keys.WriteString(key + "\x00")
+		values.WriteString(all[key] + "\x00")
 	}
-	return labelText(strings.Clone(b.String()))
+	l := labelText{keys.String(), strings.Clone(values.String())}
+	intern(&l.keys)
+	return l
 }
 
 // Lookup implements labels.Labels.
 func (l labelText) Lookup(label string) (value string, exists bool) {
-	for rest := string(l); rest != ""; {
+	for keys, values := l.keys, l.values; keys != ""; {
 		var key string
-		key, rest, _ = strings.Cut(rest, "\x00")
-		value, rest, _ = strings.Cut(rest, "\x00")
+		key, keys, _ = strings.Cut(keys, "\x00")
+		value, values, _ = strings.Cut(values, "\x00")
 		if key == label {
 			return value, true
 		}

@@ -115,21 +115,23 @@ func readiness(p *corev1.Pod) (ready bool, since time.Time) {
 	return false, time.Time{}
 }
 
-// How much of texts of a node is shown, in bytes.
+// How much of texts of a node is shown, in bytes. Last words have what the host said, within maxSaid, and what follows
+// from that.
 const (
 	maxSaid  = 1 << 10
+	maxWords = 2 << 10
 	maxStage = 64
 )
 
 // words returns what a pod said, harmless and short: its last words or, without them, why it has not come so far.
 func words(p *corev1.Pod) api.LastWords {
-	said := api.LastWords{Stage: "Pod", Message: p.Status.Reason + " " + p.Status.Message}
+	said, limit := api.LastWords{Stage: "Pod", Message: p.Status.Reason + " " + p.Status.Message}, maxSaid
 	for _, s := range p.Status.ContainerStatuses {
 		switch state := s.State; {
 		case state.Terminated != nil:
 			text := state.Terminated.Message
 			if last := decode[api.LastWords](text); last != nil {
-				said = *last
+				said, limit = *last, maxWords
 				break
 			}
 			said.Message = fmt.Sprintf("exit code %d, %s %s %s", state.Terminated.ExitCode, state.Terminated.Reason, text,
@@ -140,7 +142,7 @@ func words(p *corev1.Pod) api.LastWords {
 			said.Message = "it runs " + said.Message
 		}
 	}
-	said.Stage, said.Message = safetext.Line(said.Stage, maxStage), safetext.Line(said.Message, maxSaid)
+	said.Stage, said.Message = safetext.Line(said.Stage, maxStage), safetext.Line(said.Message, limit)
 	said.Message = cmp.Or(said.Message, "nothing")
 	return said
 }

@@ -54,7 +54,7 @@ func TestWaves(t *testing.T) {
 func TestFailuresStop(t *testing.T) {
 	for does, want := range map[behaviour][]string{
 		takesBack: {"Compare", "the answers [31m differ", "as before", "kubectl patch rollout r"},
-		dies:      {"Pod", "exit code 1, Error  [2J garbage", "not known"},
+		dies:      {"Pod", "exit code 1, Error  [2J garbage", "not known what was taken back"},
 		hangs:     {"Pod", "the node has no condition PullgateEnforcing; the pod: it runs", "takes everything back"},
 		lies:      {"", "the node has no condition PullgateEnforcing", "takes everything back"},
 		degraded:  {"AwaitingConfirmation", "not confirmed", "as before"},
@@ -79,7 +79,7 @@ func TestFailuresStop(t *testing.T) {
 					t.Errorf("failure %+v does not have %q", f[0], text)
 				}
 			}
-			if len(f[0].Message) > maxSaid || strings.ContainsRune(all, '\x1b') {
+			if len(f[0].Message) > maxWords || strings.ContainsRune(all, '\x1b') {
 				t.Errorf("message %q", f[0].Message)
 			}
 			// A greater budget goes on with other nodes, up to it.
@@ -163,7 +163,9 @@ func TestNodeThatIsNotWellAfterwards(t *testing.T) {
 				}
 				testkit.Equal(t, "nodes after the first one", s.created-1, 0)
 				status := s.rollouts["r"].Status
-				if status.Phase != api.PhaseStopped || !strings.Contains(status.Message, "1 that were changed are not Ready") {
+				if status.Phase != api.PhaseStopped || !strings.Contains(status.Message, "1 that were changed are not Ready") ||
+					!strings.Contains(status.Message, "(node-00)") ||
+					!strings.HasSuffix(status.Message, "kubectl describe node node-00") {
 					t.Errorf("phase %s, %q", status.Phase, status.Message)
 				}
 				change.mends(s, s.nodes["node-00"])
@@ -442,6 +444,75 @@ func TestDeletedPodIsMadeAgain(t *testing.T) {
 	s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 1, Installed: 1})
 }
 
+// A node that was restarted gets another pod for the same attempt, which tells what the node has done since. The API
+// server may hear of the end of the pod before it hears of the restart.
+func TestRestartedNode(t *testing.T) {
+	for after, want := range map[time.Duration]string{
+		0: "2 pods: Compare, the node is as before", 15 * time.Second: "2 pods: Compare, the node is as before",
+		time.Minute: "1 pods: Pod, it is not known what was taken back",
+	} {
+		s := newSim(t, 2)
+		s.rollout("r", nil)
+		s.does["node-00"] = dies
+		s.pass(10 * time.Second)
+		testkit.Equal(t, "pods that have ended", s.created, 1)
+		s.pass(after)
+		s.does["node-00"] = takesBack
+		n := s.nodes["node-00"]
+		n.Status.NodeInfo.BootID, n.ResourceVersion = "second", s.next()
+		s.settle()
+		s.wantStatus("r", api.PhaseStopped, api.NodeCounts{Selected: 2, Failed: 1, Pending: 1})
+		f := s.rollouts["r"].Status.Failures[0]
+		got := fmt.Sprintf("%d pods: %s, %s", s.created, f.Stage, f.State)
+		if head, tail, _ := strings.Cut(want, ", "); !strings.HasPrefix(got, head) || !strings.Contains(got, tail) {
+			t.Errorf("restart %v after the end of the pod: %s; want %s", after, got, want)
+		}
+	}
+}
+
+// What a removal has done stays so, whatever its end is.
+func TestRemovalThatFails(t *testing.T) {
+	for does, want := range map[behaviour]string{
+		dies:  "it is not known what was removed, and that stays so: run pullgatectl doctor on the node",
+		hangs: "the node has not said an outcome in time: what was removed stays so",
+	} {
+		s := newSim(t, 1)
+		s.rollout("r", nil)
+		s.pass(time.Hour)
+		s.does["node-00"] = does
+		s.edit("r", func(x *api.RolloutSpec) { x.Mode = api.ModeOff })
+		s.pass(time.Hour)
+		f := s.rollouts["r"].Status.Failures
+		if len(f) != 1 || f[0].State != want {
+			t.Errorf("a node %s when it is taken off: %+v; want %q", does, f, want)
+		}
+	}
+}
+
+// A pod that the API server refuses is tried again until the attempt is over. The status names the node meanwhile, and
+// at last the failure says why.
+func TestRefusedPod(t *testing.T) {
+	s := newSim(t, 2)
+	s.refuses = map[string]string{"node-00": "violates PodSecurity"}
+	s.rollout("r", nil)
+	s.pass(time.Minute)
+	st := s.rollouts["r"].Status
+	want := "node node-00, stage Pod: the API server refuses the pod: violates PodSecurity; nothing was changed by it"
+	if st.Phase != api.PhaseProgressing || !strings.HasPrefix(st.Message, want) {
+		t.Errorf("%s: %s; want %s", st.Phase, st.Message, want)
+	}
+	s.pass(2 * time.Hour)
+	s.wantStatus("r", api.PhaseStopped, api.NodeCounts{Selected: 2, Failed: 1, Pending: 1})
+	want = "the API server refused the pod: violates PodSecurity"
+	if f := s.rollouts["r"].Status.Failures; len(f) != 1 || !strings.Contains(f[0].Message, want) {
+		t.Errorf("failures %+v; want one, %s", f, want)
+	}
+	s.refuses = nil
+	s.edit("r", func(x *api.RolloutSpec) { x.Retry = "again" })
+	s.pass(time.Hour)
+	s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 2, Installed: 2})
+}
+
 // A node whose condition ages, or says something else, is unknown, and nothing is done about it.
 func TestUnknown(t *testing.T) {
 	s := newSim(t, 2)
@@ -450,6 +521,8 @@ func TestUnknown(t *testing.T) {
 	s.does["node-00"] = deaf
 	s.pass(time.Hour)
 	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 2, Installed: 1, Unknown: 1})
+	testkit.Equal(t, "message", s.rollouts["r"].Status.Message,
+		"1 nodes do not say by their condition that they have what was installed: node-00")
 	s.edit("r", func(x *api.RolloutSpec) { x.StartupTaint = true })
 	s.pass(time.Hour)
 	s.wantStatus("r", api.PhaseWaiting, api.NodeCounts{Selected: 2, Installed: 1, Unknown: 1})

@@ -57,6 +57,7 @@ type sim struct {
 	confirmed int
 	crash     func() bool // ends the process before a write
 	began     func(changeNode)
+	refuses   map[string]string // why the API server refuses the pods of nodes
 }
 
 func newSim(t *testing.T, nodes int) *sim {
@@ -156,7 +157,10 @@ func roundTrip[T any](t *testing.T, from T) T {
 }
 
 func (s *sim) world() *world {
-	w := &world{now: s.now, pods: map[string][]*corev1.Pod{}, leases: map[string]time.Time{}, namespace: "pullgate"}
+	w := &world{
+		now: s.now, pods: map[string][]*corev1.Pod{}, leases: map[string]time.Time{}, namespace: "pullgate",
+		refused: s.refuses,
+	}
 	for _, n := range s.nodes {
 		w.nodes = append(w.nodes, strip(n.DeepCopy()))
 	}
@@ -255,7 +259,7 @@ func (s *sim) apply(a action) bool {
 		testkit.Must(s.T, json.Unmarshal(a.patch(s.now), &p))
 		s.condition(s.nodes[a.node.Name], p.Status.Conditions[0])
 	case createPod:
-		if s.pods[a.pod.Name] != nil {
+		if s.pods[a.pod.Name] != nil || s.refuses[a.pod.Spec.NodeName] != "" {
 			return false
 		}
 		p := roundTrip(s.T, *a.pod)

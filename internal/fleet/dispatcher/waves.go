@@ -3,6 +3,7 @@ package dispatcher
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +43,7 @@ func (w *world) direct(r *rollout, members []member, conflicts []string) {
 	w.list(r, members, &s)
 	persisted := s.Plan == r.plan
 	starts := w.waves(r, members, &s)
-	w.conclude(r, &s, conflicts)
+	w.conclude(r, members, &s, conflicts)
 	if !equality.Semantic.DeepEqual(s, r.Status) {
 		w.do(setStatus{r, s})
 	}
@@ -125,8 +126,9 @@ func (w *world) upkeep(r *rollout, members []member) {
 
 // waves returns the nodes of which attempts begin now, and notes in the status what to remember of the waves.
 func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (starts []member) {
-	running, failed, unwell, wave := 0, 0, 0, 0
+	running, failed, wave := 0, 0, 0
 	var ready, late []member
+	var unwell []string
 	for _, m := range members {
 		a := m.last()
 		inPlan := a != nil && a.Plan == r.plan && s.Plan == r.plan
@@ -146,7 +148,7 @@ func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (start
 				wave++
 			}
 			if inPlan && (m.state == stateUnknown || !m.ready) {
-				unwell++
+				unwell = append(unwell, m.Name)
 			}
 		case stateSkipped:
 		}
@@ -171,11 +173,11 @@ func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (start
 		return nil
 	}
 	// That is what the time between waves is for. It may pass, so it is no failure; nodes that come later do not wait.
-	if unwell > 0 && failed+unwell > budget && !s.WavesDone {
+	if len(unwell) > 0 && failed+len(unwell) > budget && !s.WavesDone {
 		s.Phase = api.PhaseStopped
-		s.Message = fmt.Sprintf("%d nodes have failed, %d that were changed are not Ready or have another condition since, "+
-			"and the failure budget is %d: nothing begins until they are well, or spec.failureBudget is raised", failed, unwell,
-			budget)
+		s.Message = fmt.Sprintf("%d nodes have failed, %d that were changed are not Ready or have another condition since "+
+			"(%s), and the failure budget is %d: nothing begins until they are well, or spec.failureBudget is raised; see: "+
+			"kubectl describe node %s", failed, len(unwell), names(unwell, maxListed), budget, unwell[0])
 		return nil
 	}
 	s.Phase, s.Message = api.PhaseProgressing, ""
@@ -219,7 +221,7 @@ func (w *world) waves(r *rollout, members []member, s *api.RolloutStatus) (start
 // start records an attempt on a node. Its pod is made when the Node has it.
 func (w *world) start(r *rollout, m member, s *api.RolloutStatus) {
 	a := &api.Attempt{
-		Rollout: string(r.UID), Plan: r.plan, MachineID: m.machineID, Action: api.ActionRemove,
+		Rollout: string(r.UID), Plan: r.plan, MachineID: m.machineID, BootID: m.bootID, Action: api.ActionRemove,
 		// Also after the Node was deleted and made again, it is greater than all that the machine has seen.
 		Number: w.now.Unix(), Started: metav1.NewTime(w.now),
 	}
@@ -268,6 +270,9 @@ func (w *world) list(r *rollout, members []member, s *api.RolloutStatus) {
 func (w *world) describe(r *rollout, m member, f api.Failure) api.Failure {
 	f.Stage, f.Time, f.Pod = safetext.Line(m.attempt.Stage, maxStage), m.attempt.Ended, podName(m.attempt, m.node)
 	f.Message = "the pod is gone"
+	if why := w.refused[m.Name]; why != "" {
+		f.Message = "the API server refused the pod: " + why
+	}
 	for _, p := range w.pods[m.Name] {
 		if p.Name == f.Pod {
 			f.Message = words(p).Message
@@ -275,37 +280,49 @@ func (w *world) describe(r *rollout, m member, f api.Failure) api.Failure {
 	}
 	f.Next = fmt.Sprintf("correct the cause, then: kubectl patch rollout %s --type=merge -p '{\"spec\":{\"retry\":%q}}'",
 		r.Name, w.now.UTC().Format("2006-01-02T15:04"))
+	remove := m.attempt.Action == api.ActionRemove
 	switch m.attempt.Outcome {
 	case api.OutcomeTakenBack:
 		f.State = "everything was taken back: the node is as before"
 	case api.OutcomeNotStarted:
 		f.State = "nothing was changed on the node"
 	case api.OutcomeUnknown:
-		if why := m.unwanted(m.attempt.Version, m.attempt.Mode, m.attempt.Started.Time); why != "" &&
-			m.attempt.Action == api.ActionInstall {
-			f.Message = safetext.Line("the API server does not show that it works: "+why+"; the pod: "+f.Message, maxSaid)
-		}
 		f.State = "the node has not said an outcome in time: without a confirmation it takes everything back by itself"
+		if remove {
+			f.State = "the node has not said an outcome in time: what was removed stays so"
+			break
+		}
+		if why := m.unwanted(m.attempt.Version, m.attempt.Mode, m.attempt.Started.Time); why != "" {
+			f.Message = safetext.Line("the API server does not show that it works: "+why+"; the pod: "+f.Message, maxWords)
+		}
 	case api.OutcomeFailed:
-		f.State = "it is not known what was taken back: run pullgatectl doctor on the node"
+		f.State = "it is not known what was taken back; without a confirmation the node takes everything back by itself: " +
+			"run pullgatectl doctor on it"
+		if remove {
+			f.State = "it is not known what was removed, and that stays so: run pullgatectl doctor on the node"
+		}
 	case "", api.OutcomeInstalled, api.OutcomeRemoved, api.OutcomeAbandoned: // are not failures
 	}
 	return f
 }
 
 // conclude completes the status.
-func (w *world) conclude(r *rollout, s *api.RolloutStatus, conflicts []string) {
+func (w *world) conclude(r *rollout, members []member, s *api.RolloutStatus, conflicts []string) {
 	s.ObservedGeneration = r.Generation
 	complete := metav1.Condition{
 		Type: api.ConditionComplete, Status: metav1.ConditionFalse, ObservedGeneration: r.Generation,
 	}
 	if s.Phase == api.PhaseWaiting {
-		if s.Message = waitingFor(s.Nodes); s.Message == "" {
+		if s.Message = waitingFor(members); s.Message == "" {
 			s.Phase, complete.Status = api.PhaseComplete, metav1.ConditionTrue
 		}
 	}
-	if s.Phase == api.PhaseProgressing && w.refused != "" {
-		s.Message = "a pod was refused: " + w.refused
+	for _, m := range members {
+		if why := w.refused[m.Name]; why != "" && m.running() && s.Phase == api.PhaseProgressing {
+			s.Message = fmt.Sprintf("node %s, stage Pod: the API server refuses the pod: %s; nothing was changed by it, and it "+
+				"is tried again until %s: correct the cause", m.Name, why, m.attempt.Deadline.UTC().Format(time.RFC3339))
+			break
+		}
 	}
 	complete.Reason, complete.Message = s.Phase, s.Message
 	meta.SetStatusCondition(&s.Conditions, complete)
@@ -320,21 +337,28 @@ func (w *world) conclude(r *rollout, s *api.RolloutStatus, conflicts []string) {
 	})
 }
 
-func waitingFor(c api.NodeCounts) string {
-	var all []string
-	for _, part := range []struct {
-		n    int32
-		text string
-	}{
-		{c.SkippedNotReady, "nodes are not Ready"},
-		{c.Failed, "nodes have failed, within the failure budget"},
-		{c.Unknown, "nodes do not say by their condition that they have what was installed"},
-		{c.Leaving, "nodes are not selected any more, and not Ready or failed"},
-		{c.Pending, "nodes have a pod of a former attempt that is not gone"},
-	} {
-		if part.n > 0 {
-			all = append(all, fmt.Sprintf("%d %s", part.n, part.text))
+// waitingFor says what keeps a Rollout from being complete, or returns "".
+func waitingFor(members []member) string {
+	texts := map[state]string{
+		stateSkipped: "are not Ready",
+		stateFailed:  "have failed, within the failure budget",
+		stateUnknown: "do not say by their condition that they have what was installed",
+		statePending: "have a pod of a former attempt that is not gone",
+	}
+	waiting := map[string][]string{}
+	for _, m := range members {
+		text := texts[m.state]
+		if m.leaving {
+			text = "are not selected any more, and not Ready or failed"
 		}
+		if text != "" {
+			waiting[text] = append(waiting[text], m.Name)
+		}
+	}
+	var all []string
+	for _, text := range slices.Sorted(maps.Keys(waiting)) {
+		nodes := waiting[text]
+		all = append(all, fmt.Sprintf("%d nodes %s: %s", len(nodes), text, names(nodes, maxListed)))
 	}
 	return strings.Join(all, "; ")
 }

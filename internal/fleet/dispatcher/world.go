@@ -22,7 +22,7 @@ type world struct {
 
 	namespace   string
 	pullSecrets []corev1.LocalObjectReference
-	refused     string // why the API server has not let the last pod be created, harmless; "" if it has
+	refused     map[string]string // why the API server has not let the pod of a node be created, harmless
 
 	ended   bool // an attempt has ended, and what it was is not recorded yet
 	actions []action
@@ -255,6 +255,9 @@ func (w *world) continueAttempt(n *node, p *corev1.Pod) {
 	switch {
 	case p.Status.Phase == corev1.PodFailed:
 		said := words(p)
+		if said.Outcome == "" && !late && w.cutOff(n, p) {
+			return
+		}
 		outcome := api.OutcomeFailed
 		if said.Outcome == api.OutcomeTakenBack || said.Outcome == api.OutcomeNotStarted {
 			outcome = said.Outcome
@@ -285,6 +288,30 @@ func (w *world) continueAttempt(n *node, p *corev1.Pod) {
 	} else if why != "" {
 		w.at(w.now.Add(poll))
 	}
+}
+
+// toldWithin is how long after its pods a kubelet may tell that the node was restarted. It does so every ten seconds.
+const toldWithin = 30 * time.Second
+
+// cutOff reports whether the pod of an attempt has ended without a word because its node was restarted, or whether that
+// is not known yet. Once for each boot the attempt gets another pod, which tells what the node has done since.
+func (w *world) cutOff(n *node, p *corev1.Pod) bool {
+	if n.bootID == n.attempt.BootID {
+		_, since := readiness(p)
+		told := since.Add(toldWithin)
+		if !w.now.Before(told) {
+			return false
+		}
+		w.at(told)
+		return true
+	}
+	if p.DeletionTimestamp == nil {
+		w.do(deletePod{p})
+	}
+	again := *n.attempt
+	again.BootID = n.bootID
+	w.do(changeNode{node: n, claim: n.claim(), installed: n.installed, attempt: &again})
+	return true
 }
 
 // alive says why the API server has not heard of the node since its pod became ready or ended, or returns "".
