@@ -129,8 +129,11 @@ nightly: build ## run the long forms of model, proxy, store, node and fleet test
 	PULLGATE_FLIPS=20000 go test -count=1 -timeout 30m -v -run '^TestFlippedByteOfTheStoreOpensNoImage$$' ./pkg/tracker
 	cd e2e && PULLGATE_FLEET=1000 PULLGATE_FLEET_REST=30m go test -tags e2e -count=1 -timeout 60m -v -run '^TestFleet$$' \
 		./podsource
+	go test -count=1 -timeout 30m ./internal/operator/nodeinstall -all
 	cd e2e && PULLGATE_INTERRUPTIONS=all go test -tags e2e -count=1 -timeout 90m -v -run '^TestNodeInstallInterrupted$$' \
 		./systemd
+	cd e2e && PULLGATE_FLOOD=containerd go test -tags e2e -count=1 -timeout 60m -v -run '^TestDeniedPodsMakeFewEvents$$' \
+		./podsource
 	cd e2e && PULLGATE_OUTAGE=10m go test -tags e2e -count=1 -timeout 30m -v -run '^TestFleet$$' ./fleet
 	@for i in {1..100}; do echo "==> nightly: make model, run $$i of 100"; $(MAKE) model; done
 

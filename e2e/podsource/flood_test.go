@@ -3,6 +3,7 @@ package podsource_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -13,14 +14,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// 10,000 denied pods of a namespace get the Events that the rate permits, one a pod, and another namespace its own.
-// The runtime is a fake one, because so many sandboxes do not fit on one machine.
+// 10,000 denied pods of a namespace get the Events that the rate permits, one a pod, and another namespace its own. The
+// runtime is a fake one, because a containerd takes a quarter of an hour for so many sandboxes. With
+// PULLGATE_FLOOD=containerd it is one.
 func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	t.Parallel()
 	const many = 10_000
@@ -29,7 +31,7 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: victims}}
 	testkit.Value(w.core.Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
 	api := w.fastClient().CoreV1()
-	all := make([]*criproxytest.Pod, many)
+	all := make([]*node.Pod, many)
 	var g errgroup.Group
 	g.SetLimit(16)
 	began := time.Now()
@@ -45,19 +47,26 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	after := testkit.Value(denied(t, api, victims, w.name, "after"))(t)
 
 	w.certify(day, nodes)
-	gate := node.RunPullgated(w, w.dir, criproxytest.NewRuntime(t).Endpoint(), w.enforcing()...)
+	runtime := criproxytest.NewRuntime(t).Endpoint()
+	if os.Getenv("PULLGATE_FLOOD") == "containerd" {
+		n := testkit.Value(node.New(t.Context(), node.Options{}))(t)
+		host.AtEnd(t, n.Close)
+		runtime = n.Containerd.Endpoint()
+	}
+	gate := node.RunPullgated(w, w.dir, runtime, w.enforcing()...)
 	w.synced(gate)
-	kubelet := criproxytest.NewKubelet(t, gate.Endpoint())
-	// try makes a pre-check of a pod, which denies it.
-	try := func(p *criproxytest.Pod) error {
+	kubelet := testkit.Value(node.NewKubelet(t.Context(), gate.Endpoint()))(t)
+	t.Cleanup(kubelet.Close)
+	// try makes a pre-check of a pod, which denies it, and removes the pod's sandbox.
+	try := func(p *node.Pod) error {
 		if err := kubelet.Sandbox(t.Context(), p); err != nil {
 			return err
 		}
-		id, err := kubelet.TryPrecheck(t.Context(), p, image)
+		id, err := kubelet.Precheck(t.Context(), p)
 		if id != "" {
 			t.Errorf("%s is shown", id)
 		}
-		return err
+		return errors.Join(err, kubelet.Remove(t.Context(), p))
 	}
 	began = time.Now()
 	for i, p := range all {
@@ -109,14 +118,9 @@ func (w *world) fastClient() *kubernetes.Clientset {
 
 // denied makes a pod of a node that has no access to its image, as its kubelet knows it.
 func denied(
-	t *testing.T, api corev1client.CoreV1Interface, namespace, node, name string,
-) (*criproxytest.Pod, error) {
+	t *testing.T, api corev1client.CoreV1Interface, namespace, nodeName, name string,
+) (*node.Pod, error) {
 	t.Helper()
-	p, err := api.Pods(namespace).Create(t.Context(), pod(namespace, node, name), metav1.CreateOptions{})
-	return &criproxytest.Pod{UID: string(p.UID), Config: &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Uid: string(p.UID), Namespace: namespace, Name: name},
-		Annotations: map[string]string{
-			"kubernetes.io/config.seen": string(p.UID), "kubernetes.io/config.source": "api",
-		},
-	}}, err
+	p, err := api.Pods(namespace).Create(t.Context(), pod(namespace, nodeName, name), metav1.CreateOptions{})
+	return &node.Pod{Namespace: namespace, Name: name, UID: string(p.UID), Image: image}, err
 }
