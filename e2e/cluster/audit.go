@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +30,9 @@ func (r Request) Refused() bool {
 	return code == 401 || code == 403 || code == 422
 }
 
+// ByNodes are the rules of Audit for all requests of nodes, and for no others.
+const ByNodes = `[{level: Metadata, userGroups: ["system:nodes"]}, {level: None}]`
+
 // Audit makes the API server of a cluster in dir log requests, and returns the flags for Start. The rules are those of
 // an audit policy, in YAML.
 func Audit(dir, rules string) (flags []string, err error) {
@@ -53,4 +58,23 @@ func (c *Cluster) Requests() (all []Request, err error) {
 		all = append(all, r)
 	}
 	return all, nil
+}
+
+// NoneRefused returns an error if the API server has refused a request of a program whose user agent begins so, and how
+// many such requests the log has. An empty user is every one.
+func (c *Cluster) NoneRefused(program, user string) (made int, err error) {
+	all, err := c.Requests()
+	for _, r := range all {
+		// The Node authorizer learns later of a pod than its node, which asks again.
+		early := strings.Contains(r.ResponseStatus.Message, "no relationship found between node")
+		if !strings.HasPrefix(r.UserAgent, program) || user != "" && user != r.User.Username || early {
+			continue
+		}
+		made++
+		if r.Refused() {
+			err = errors.Join(err, fmt.Errorf("the API server refused %s %s of %s: %+v",
+				r.Verb, r.RequestURI, r.User.Username, r.ResponseStatus))
+		}
+	}
+	return made, err
 }

@@ -24,6 +24,7 @@ type breakage struct {
 	meanwhile func(s *site, n *fleet.Node)
 	// stage and says are of the failure.
 	stage, says string
+	left        []string // what may be other than before, too
 }
 
 // kubeletConfig is a file that some kinds of nodes have.
@@ -70,6 +71,13 @@ func breakages() map[string]breakage {
 					"ExecStartPre=/bin/sh -c '! ls /etc/systemd/system/kubelet.service.d | grep pullgate'\n"), 0o600))
 				testkit.Value(n.Run(s.Context(), "systemctl", "daemon-reload"))(s)
 				return func() { s.must(os.Remove(file)) }
+			},
+		},
+		"reboots": {
+			stage: "Enable", says: "the node was restarted before it was confirmed", left: []string{"/var/lib/pullgate"},
+			meanwhile: func(s *site, n *fleet.Node) {
+				s.must(s.reaches(n, "Enable", time.Minute))
+				s.must(n.Reboot(s.Context()))
 			},
 		},
 		"cut": {
@@ -122,7 +130,7 @@ func (s *site) breaks(name string, wave int, nodes ...*fleet.Node) {
 	if f.Node != n.Name || f.Stage != b.stage || !strings.Contains(f.Message, b.says) {
 		s.Errorf("%s: failure is %+v; want node %s, stage %s, %q", name, f, n.Name, b.stage, b.says)
 	}
-	s.asBefore(n, was[n])
+	s.asBefore(n, was[n], b.left...)
 	for _, n := range behind {
 		s.untouched(n, was[n])
 	}

@@ -189,7 +189,7 @@ func (s *site) killLeader() {
 	n := s.node(p.Spec.NodeName)
 	began := time.Now()
 	// Without its pod it would be started again by the same name, and go on. By itself it would give up the Lease.
-	testkit.Value(n.Run(s.Context(), "sh", "-c", "kill -KILL "+s.pid(n, dispatcher)))(s)
+	s.signal("KILL", *p)
 	s.must(pods.Delete(s.Context(), killed, *metav1.NewDeleteOptions(0)))
 	leads := ""
 	follows := func() bool {
@@ -204,14 +204,38 @@ func (s *site) killLeader() {
 	s.deployed(dispatcher, 9473)
 }
 
+// signal sends a signal to the dispatchers of some pods.
+func (s *site) signal(signal string, pods ...corev1.Pod) {
+	s.Helper()
+	for _, p := range pods {
+		n := s.node(p.Spec.NodeName)
+		testkit.Value(n.Run(s.Context(), "sh", "-c", "kill -"+signal+" "+s.pid(n, dispatcher)))(s)
+	}
+}
+
+// killAll kills all dispatchers, of which none comes again. Stopped before, none does anything more.
+func (s *site) killAll() {
+	s.Helper()
+	pods := s.pods(dispatcher)
+	s.signal("STOP", pods...)
+	s.setReplicas(0)
+	s.signal("KILL", pods...)
+	s.readyPods(dispatcher, 0, 2*time.Minute)
+}
+
 // scale makes so many dispatchers, and waits for them.
 func (s *site) scale(replicas int) {
+	s.Helper()
+	s.setReplicas(replicas)
+	// After a long outage of the API server, kube-scheduler may take a minute to reconnect.
+	s.readyPods(dispatcher, replicas, 2*time.Minute)
+}
+
+func (s *site) setReplicas(replicas int) {
 	s.Helper()
 	deployments := s.fleet.Client.AppsV1().Deployments(namespace)
 	testkit.Value(deployments.Patch(s.Context(), dispatcher, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec": {"replicas": %d}}`, replicas), metav1.PatchOptions{}))(s)
-	// After a long outage of the API server, kube-scheduler may take a minute to reconnect.
-	s.readyPods(dispatcher, replicas, 2*time.Minute)
 }
 
 // An entry is a line of a pod's log.

@@ -62,7 +62,9 @@ func newMachine(t *testing.T, k kind) *machine {
 			err = m.kubelet.Kill()
 		}
 		if m.cluster != nil {
-			err = errors.Join(err, m.cluster.Close())
+			calls, refused := m.cluster.NoneRefused("pullgate", "")
+			t.Logf("%d calls of the API server", calls)
+			err = errors.Join(err, refused, m.cluster.Close())
 		}
 		return errors.Join(err, n.Close())
 	})
@@ -72,7 +74,9 @@ func newMachine(t *testing.T, k kind) *machine {
 		m.endpoint = m.crio.Endpoint()
 	}
 	const name = "worker"
-	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), k.apiServer(), name))(t)
+	dir := filepath.Join(n.Dir, "cluster")
+	audit := testkit.Value(cluster.Audit(dir, cluster.ByNodes))(t)
+	m.cluster = testkit.Value(cluster.Start(t.Context(), dir, k.apiServer(), name, audit...))(t)
 	m.core = m.cluster.Client.CoreV1()
 	testkit.Must(t, m.cluster.LetNodesReadSecrets(t.Context()))
 	m.kubelet = testkit.Value(

@@ -29,9 +29,6 @@ type controlPlane struct {
 	dir string
 }
 
-// byNodes keeps requests of nodes.
-const byNodes = `[{level: Metadata, userGroups: ["system:nodes"]}, {level: None}]`
-
 func (c controlPlane) Close() error { return errors.Join(c.Cluster.Close(), os.RemoveAll(c.dir)) }
 
 // clusters are the control planes of the releases. Each test has a node and a namespace of its own.
@@ -42,7 +39,7 @@ var clusters = host.NewShared(func(release string) (controlPlane, error) {
 	}
 	ctx := context.Background() // it outlives the test that starts it
 	p := controlPlane{dir: dir}
-	audit, err := cluster.Audit(filepath.Join(dir, "cluster"), byNodes)
+	audit, err := cluster.Audit(filepath.Join(dir, "cluster"), cluster.ByNodes)
 	if err == nil {
 		p.Cluster, err = cluster.Start(ctx, filepath.Join(dir, "cluster"), release, tokenNode, audit...)
 	}

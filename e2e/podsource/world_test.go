@@ -69,6 +69,10 @@ func begin(t *testing.T, release string) *world {
 			t.Logf("the log of the source:\n%s\nkube-apiserver:\n%s", w.logged(), host.Tail(c.Log(), 10))
 		}
 	})
+	host.AtEnd(t, func() error {
+		_, err := c.NoneRefused("pullgate", "system:node:"+name)
+		return err
+	})
 	return w
 }
 
