@@ -219,6 +219,11 @@ func (s *site) killAll() {
 	pods := s.pods(dispatcher)
 	s.signal("STOP", pods...)
 	s.setReplicas(0)
+	if !host.Within(time.Minute, func() bool { // a kubelet would start a dispatcher of another pod again
+		return !slices.ContainsFunc(s.pods(dispatcher), func(p corev1.Pod) bool { return p.DeletionTimestamp == nil })
+	}) {
+		s.Fatal("the dispatchers are not being deleted")
+	}
 	s.signal("KILL", pods...)
 	s.readyPods(dispatcher, 0, 2*time.Minute)
 }

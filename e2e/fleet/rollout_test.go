@@ -225,7 +225,7 @@ func (s *site) abandoned(was map[*fleet.Node]before) {
 	s.must(s.reaches(waits, "Enable", time.Minute), s.reaches(reboots, "Enable", time.Minute))
 	s.killAll()
 	s.must(reboots.Reboot(s.Context()))
-	if st := s.stage(reboots); st.Outcome != "TakenBack" {
+	if st := s.stage(reboots); st.Outcome != "TakenBack" || !strings.Contains(st.Message, "the node was restarted") {
 		s.Errorf("%s has booted, and is in %+v; want it taken back before the kubelet starts", reboots.Name, st)
 	}
 	s.asBefore(reboots, was[reboots], "/var/lib/pullgate")

@@ -237,7 +237,8 @@ type Attempt struct {
 	Plan      string      `json:"plan"`
 	Wave      int32       `json:"wave,omitempty"` // 0 for one outside of waves
 	MachineID string      `json:"machineID"`
-	BootID    string      `json:"bootID,omitempty"` // of the node when the last pod was made for it
+	BootID    string      `json:"bootID,omitempty"`   // of the node when the present pod was decided on
+	Restarts  int32       `json:"restarts,omitempty"` // of the node, each with another pod
 	Action    Action      `json:"action"`
 	Version   string      `json:"version,omitempty"`
 	Mode      Mode        `json:"mode,omitempty"`

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
@@ -39,13 +40,15 @@ type loop struct {
 	changed               chan struct{}
 	// written has the versions that the caches must have reached before the next decision, by store and key.
 	written map[cache.Store]map[string]string
-	refused map[string]string // as of a world
-	failing map[string]bool   // kinds of writes
+	refused map[string]refusal      // as of a world
+	failed  map[types.UID]time.Time // the same
+	failing map[string]bool         // kinds of writes
 }
 
 func newLoop(o Options, c *client, m *metrics) *loop {
 	return &loop{
-		o: o, c: c, m: m, changed: make(chan struct{}, 1), refused: map[string]string{}, failing: map[string]bool{},
+		o: o, c: c, m: m, changed: make(chan struct{}, 1), refused: map[string]refusal{}, failed: map[types.UID]time.Time{},
+		failing: map[string]bool{},
 	}
 }
 
@@ -205,13 +208,9 @@ func (l *loop) pass(ctx context.Context) time.Duration {
 }
 
 func (l *loop) world(ctx context.Context) *world {
-	maps.DeleteFunc(l.refused, func(name, _ string) bool {
-		_, exists, _ := l.nodes.GetByKey(name)
-		return !exists
-	})
 	w := &world{
 		now: time.Now(), pods: map[string][]*corev1.Pod{}, leases: map[string]time.Time{}, namespace: l.o.Namespace,
-		refused: l.refused,
+		refused: l.refused, failed: l.failed,
 	}
 	for _, name := range l.o.PullSecrets {
 		w.pullSecrets = append(w.pullSecrets, corev1.LocalObjectReference{Name: name})
@@ -221,11 +220,20 @@ func (l *loop) world(ctx context.Context) *world {
 			w.nodes = append(w.nodes, n)
 		}
 	}
+	uids := map[types.UID]bool{}
 	for _, o := range l.pods.List() {
 		if p, ok := o.(*corev1.Pod); ok {
 			w.pods[p.Spec.NodeName] = append(w.pods[p.Spec.NodeName], p)
+			uids[p.UID] = true
+			delete(l.refused, p.Name) // a creation that was not answered in time
 		}
 	}
+	maps.DeleteFunc(l.failed, func(uid types.UID, _ time.Time) bool { return !uids[uid] })
+	maps.DeleteFunc(l.refused, func(pod string, r refusal) bool {
+		o, _, _ := l.nodes.GetByKey(r.node)
+		n, ok := o.(*node)
+		return !ok || n.last() == nil || podName(n.attempt, n) != pod
+	})
 	for _, o := range l.rollouts.List() {
 		if u, ok := o.(*unstructured.Unstructured); ok {
 			w.rollouts = append(w.rollouts, l.decodeRollout(u))
@@ -260,9 +268,9 @@ func (l *loop) perform(ctx context.Context, a action) bool {
 	version, err := l.c.write(ctx, a)
 	kind := a.what()
 	if c, ok := a.(createPod); ok {
-		delete(l.refused, c.pod.Spec.NodeName)
+		delete(l.refused, c.pod.Name)
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			l.refused[c.pod.Spec.NodeName] = safetext.Line(err.Error(), maxSaid)
+			l.refused[c.pod.Name] = refusal{c.pod.Spec.NodeName, safetext.Line(err.Error(), maxSaid)}
 		}
 	}
 	switch {
@@ -297,6 +305,10 @@ func (l *loop) note(a action, version string) {
 			break
 		}
 		log := l.o.Log.WithValues("node", a.node.Name, "rollout", a.claim, "attempt", attemptID(t), "action", t.Action)
+		if t.Restarts > 0 && t.Outcome == "" {
+			log.Info("A node was restarted, another pod will report what it has done")
+			break
+		}
 		if t.Outcome == "" {
 			log.Info("Changing a node", "version", t.Version, "mode", t.Mode, "wave", t.Wave)
 			break

@@ -50,7 +50,7 @@ func strip(n *corev1.Node) *node {
 			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion,
 			CreationTimestamp: n.CreationTimestamp, DeletionTimestamp: n.DeletionTimestamp,
 		},
-		labels: newLabelText(n.Labels), machineID: info.MachineID, bootID: info.BootID,
+		labels: newLabelText(n.Labels), machineID: shortID(info.MachineID), bootID: shortID(info.BootID),
 		linux:     info.OperatingSystem == string(corev1.Linux),
 		installed: decode[api.Installed](n.Annotations[api.InstalledAnnotation]),
 		attempt:   decode[api.Attempt](n.Annotations[api.AttemptAnnotation]),
@@ -85,6 +85,14 @@ func strip(n *corev1.Node) *node {
 		s.taints = n.Spec.Taints
 	}
 	return s
+}
+
+// shortID returns an ID of a node, or the hash of one that is longer than real ones are: records have it.
+func shortID(id string) string {
+	if len(id) > 64 {
+		return sum(id)
+	}
+	return id
 }
 
 // intern makes each text the one that all nodes with the same one have together.

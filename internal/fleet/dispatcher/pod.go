@@ -25,9 +25,9 @@ const (
 // attemptID is what the node knows an attempt by.
 func attemptID(a *api.Attempt) string { return a.Rollout + "-" + strconv.FormatInt(a.Number, 10) }
 
-// podName is the same for the same attempt, so that no two processes make two pods of it.
+// podName is the same for the same attempt and boot of the node, so that no two processes make two pods of it.
 func podName(a *api.Attempt, n *node) string {
-	return podApp + "-" + sum(fmt.Sprintf("%s %s %s %s", attemptID(a), n.Name, n.UID, a.MachineID))[:16]
+	return podApp + "-" + sum(fmt.Sprintf("%s %s %s %s %s", attemptID(a), n.Name, n.UID, a.MachineID, a.BootID))[:16]
 }
 
 // newPod returns the pod of an attempt, which belongs to the plan of the Rollout.

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -444,28 +445,45 @@ func TestDeletedPodIsMadeAgain(t *testing.T) {
 	s.wantStatus("r", api.PhaseComplete, api.NodeCounts{Selected: 1, Installed: 1})
 }
 
-// A node that was restarted gets another pod for the same attempt, which tells what the node has done since. The API
+// A node that was restarted gets another pod for the same attempt, which reports what the node has done since. The API
 // server may hear of the end of the pod before it hears of the restart.
 func TestRestartedNode(t *testing.T) {
-	for after, want := range map[time.Duration]string{
-		0: "2 pods: Compare, the node is as before", 15 * time.Second: "2 pods: Compare, the node is as before",
-		time.Minute: "1 pods: Pod, it is not known what was taken back",
+	for _, tc := range []struct {
+		after   []time.Duration // the end of a pod, a restart is reported
+		created int
+		state   string
+	}{
+		{nil, 1, "it is not known what was taken back"},
+		{[]time.Duration{0}, 2, "the node is as before"},
+		{[]time.Duration{20 * time.Second}, 2, "the node is as before"},
+		{[]time.Duration{0, 0, 0}, 4, "the node is as before"},
+		{[]time.Duration{0, 0, 0, 0}, 4, "it is not known what was taken back"},
+		{[]time.Duration{time.Minute}, 1, "it is not known what was taken back"},
 	} {
 		s := newSim(t, 2)
 		s.rollout("r", nil)
 		s.does["node-00"] = dies
-		s.pass(10 * time.Second)
-		testkit.Equal(t, "pods that have ended", s.created, 1)
-		s.pass(after)
-		s.does["node-00"] = takesBack
-		n := s.nodes["node-00"]
-		n.Status.NodeInfo.BootID, n.ResourceVersion = "second", s.next()
+		for n, after := range tc.after {
+			for range 60 {
+				if s.created == n+1 && slices.ContainsFunc(slices.Collect(maps.Values(s.pods)), ended) {
+					break
+				}
+				s.step(time.Second)
+			}
+			s.pass(after)
+			if n == len(tc.after)-1 && len(tc.after) <= maxRestarts {
+				s.does["node-00"] = takesBack
+			}
+			x := s.nodes["node-00"]
+			x.Status.NodeInfo.BootID, x.ResourceVersion = fmt.Sprint("boot ", n), s.next()
+			s.step(time.Second)
+		}
 		s.settle()
 		s.wantStatus("r", api.PhaseStopped, api.NodeCounts{Selected: 2, Failed: 1, Pending: 1})
 		f := s.rollouts["r"].Status.Failures[0]
-		got := fmt.Sprintf("%d pods: %s, %s", s.created, f.Stage, f.State)
-		if head, tail, _ := strings.Cut(want, ", "); !strings.HasPrefix(got, head) || !strings.Contains(got, tail) {
-			t.Errorf("restart %v after the end of the pod: %s; want %s", after, got, want)
+		if s.created != tc.created || !strings.Contains(f.State, tc.state) || f.Pod == "" {
+			t.Errorf("restarts %v after the ends of pods: %d pods, %+v; want %d, %s", tc.after, s.created, f, tc.created,
+				tc.state)
 		}
 	}
 }
@@ -497,13 +515,13 @@ func TestRefusedPod(t *testing.T) {
 	s.rollout("r", nil)
 	s.pass(time.Minute)
 	st := s.rollouts["r"].Status
-	want := "node node-00, stage Pod: the API server refuses the pod: violates PodSecurity; nothing was changed by it"
+	want := "node node-00, stage Pod: the pod could not be created: violates PodSecurity; nothing begins on the node"
 	if st.Phase != api.PhaseProgressing || !strings.HasPrefix(st.Message, want) {
 		t.Errorf("%s: %s; want %s", st.Phase, st.Message, want)
 	}
 	s.pass(2 * time.Hour)
 	s.wantStatus("r", api.PhaseStopped, api.NodeCounts{Selected: 2, Failed: 1, Pending: 1})
-	want = "the API server refused the pod: violates PodSecurity"
+	want = "the pod could not be created: violates PodSecurity"
 	if f := s.rollouts["r"].Status.Failures; len(f) != 1 || !strings.Contains(f[0].Message, want) {
 		t.Errorf("failures %+v; want one, %s", f, want)
 	}

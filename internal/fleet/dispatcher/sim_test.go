@@ -58,6 +58,7 @@ type sim struct {
 	crash     func() bool // ends the process before a write
 	began     func(changeNode)
 	refuses   map[string]string // why the API server refuses the pods of nodes
+	failed    map[types.UID]time.Time
 }
 
 func newSim(t *testing.T, nodes int) *sim {
@@ -66,7 +67,7 @@ func newSim(t *testing.T, nodes int) *sim {
 		T: t, now: time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC), nodes: map[string]*corev1.Node{},
 		pods: map[string]*corev1.Pod{}, since: map[string]time.Time{}, does: map[string]behaviour{},
 		heard: map[string]time.Time{}, rollouts: map[string]*api.Rollout{}, read: map[string]*rollout{},
-		crash: func() bool { return false }, began: func(changeNode) {},
+		crash: func() bool { return false }, began: func(changeNode) {}, failed: map[types.UID]time.Time{},
 	}
 	for i := range nodes {
 		s.join(fmt.Sprintf("node-%02d", i))
@@ -85,7 +86,7 @@ func (s *sim) join(name string) *corev1.Node {
 		Name: name, UID: types.UID(name + s.next()), ResourceVersion: s.next(), Labels: map[string]string{"pool": "a"},
 		CreationTimestamp: metav1.NewTime(s.now),
 	}}
-	n.Status.NodeInfo = corev1.NodeSystemInfo{OperatingSystem: "linux", MachineID: "machine-" + s.next()}
+	n.Status.NodeInfo = corev1.NodeSystemInfo{OperatingSystem: "linux", MachineID: "machine-" + s.next(), BootID: "first"}
 	s.nodes[name] = n
 	s.does[name] = works
 	s.ready(name, true)
@@ -159,10 +160,14 @@ func roundTrip[T any](t *testing.T, from T) T {
 func (s *sim) world() *world {
 	w := &world{
 		now: s.now, pods: map[string][]*corev1.Pod{}, leases: map[string]time.Time{}, namespace: "pullgate",
-		refused: s.refuses,
+		refused: map[string]refusal{}, failed: s.failed,
 	}
 	for _, n := range s.nodes {
-		w.nodes = append(w.nodes, strip(n.DeepCopy()))
+		x := strip(n.DeepCopy())
+		w.nodes = append(w.nodes, x)
+		if why := s.refuses[n.Name]; why != "" && x.last() != nil {
+			w.refused[podName(x.attempt, x)] = refusal{n.Name, why}
+		}
 	}
 	for _, p := range s.pods {
 		w.pods[p.Spec.NodeName] = append(w.pods[p.Spec.NodeName], p.DeepCopy())

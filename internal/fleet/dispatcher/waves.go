@@ -270,8 +270,8 @@ func (w *world) list(r *rollout, members []member, s *api.RolloutStatus) {
 func (w *world) describe(r *rollout, m member, f api.Failure) api.Failure {
 	f.Stage, f.Time, f.Pod = safetext.Line(m.attempt.Stage, maxStage), m.attempt.Ended, podName(m.attempt, m.node)
 	f.Message = "the pod is gone"
-	if why := w.refused[m.Name]; why != "" {
-		f.Message = "the API server refused the pod: " + why
+	if is, ok := w.refused[f.Pod]; ok {
+		f.Message = "the pod could not be created: " + is.why
 	}
 	for _, p := range w.pods[m.Name] {
 		if p.Name == f.Pod {
@@ -318,9 +318,13 @@ func (w *world) conclude(r *rollout, members []member, s *api.RolloutStatus, con
 		}
 	}
 	for _, m := range members {
-		if why := w.refused[m.Name]; why != "" && m.running() && s.Phase == api.PhaseProgressing {
-			s.Message = fmt.Sprintf("node %s, stage Pod: the API server refuses the pod: %s; nothing was changed by it, and it "+
-				"is tried again until %s: correct the cause", m.Name, why, m.attempt.Deadline.UTC().Format(time.RFC3339))
+		if s.Phase != api.PhaseProgressing || len(w.refused) == 0 || !m.running() {
+			continue
+		}
+		if is, ok := w.refused[podName(m.attempt, m.node)]; ok {
+			s.Message = fmt.Sprintf("node %s, stage Pod: the pod could not be created: %s; nothing begins on the node without "+
+				"it, and it is tried again until %s: correct the cause", m.Name, is.why,
+				m.attempt.Deadline.UTC().Format(time.RFC3339))
 			break
 		}
 	}

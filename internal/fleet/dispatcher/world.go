@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/pullgate/pullgate/internal/fleet/api"
 )
@@ -22,12 +23,16 @@ type world struct {
 
 	namespace   string
 	pullSecrets []corev1.LocalObjectReference
-	refused     map[string]string // why the API server has not let the pod of a node be created, harmless
+	refused     map[string]refusal      // by the name of the pod
+	failed      map[types.UID]time.Time // when a pod was first seen as failed, of those that may be replaced
 
 	ended   bool // an attempt has ended, and what it was is not recorded yet
 	actions []action
 	wake    time.Time // when something is due although nothing changes; zero if nothing is
 }
+
+// A refusal is why a pod could not be created, harmless.
+type refusal struct{ node, why string }
 
 // An action is a request to the API server. Each names the version of its object, or creates one of a fixed name, so
 // that one that another process has made before fails.
@@ -255,14 +260,13 @@ func (w *world) continueAttempt(n *node, p *corev1.Pod) {
 	switch {
 	case p.Status.Phase == corev1.PodFailed:
 		said := words(p)
-		if said.Outcome == "" && !late && w.cutOff(n, p) {
-			return
+		if said.Outcome != api.OutcomeTakenBack && said.Outcome != api.OutcomeNotStarted {
+			if !late && w.replaceAfterRestart(n, p) {
+				return
+			}
+			said.Outcome = api.OutcomeFailed
 		}
-		outcome := api.OutcomeFailed
-		if said.Outcome == api.OutcomeTakenBack || said.Outcome == api.OutcomeNotStarted {
-			outcome = said.Outcome
-		}
-		w.finish(n, outcome, said.Stage)
+		w.finish(n, said.Outcome, said.Stage)
 		return
 	case p.Status.Phase == corev1.PodSucceeded && a.Action == api.ActionRemove:
 		if why = w.alive(n, p); why == "" {
@@ -290,26 +294,31 @@ func (w *world) continueAttempt(n *node, p *corev1.Pod) {
 	}
 }
 
-// toldWithin is how long after its pods a kubelet may tell that the node was restarted. It does so every ten seconds.
-const toldWithin = 30 * time.Second
+// bootIDGracePeriod is how much later than of the end of a pod the API server may hear of the restart of its node, which
+// a kubelet reports within ten seconds.
+const bootIDGracePeriod = 30 * time.Second
 
-// cutOff reports whether the pod of an attempt has ended without a word because its node was restarted, or whether that
-// is not known yet. Once for each boot the attempt gets another pod, which tells what the node has done since.
-func (w *world) cutOff(n *node, p *corev1.Pod) bool {
+// maxRestarts of a node lead to another pod. A node may report any number of them.
+const maxRestarts = 3
+
+// replaceAfterRestart reports whether an attempt gets another pod because its node was restarted, or whether that is not
+// known yet. The new pod reports what the node has done since.
+func (w *world) replaceAfterRestart(n *node, p *corev1.Pod) bool {
 	if n.bootID == n.attempt.BootID {
-		_, since := readiness(p)
-		told := since.Add(toldWithin)
-		if !w.now.Before(told) {
-			return false
+		first, ok := w.failed[p.UID]
+		if !ok {
+			first = w.now
+			w.failed[p.UID] = first
 		}
-		w.at(told)
-		return true
+		known := first.Add(bootIDGracePeriod)
+		w.at(known)
+		return w.now.Before(known)
 	}
-	if p.DeletionTimestamp == nil {
-		w.do(deletePod{p})
+	if n.attempt.Restarts >= maxRestarts {
+		return false
 	}
 	again := *n.attempt
-	again.BootID = n.bootID
+	again.BootID, again.Restarts = n.bootID, again.Restarts+1
 	w.do(changeNode{node: n, claim: n.claim(), installed: n.installed, attempt: &again})
 	return true
 }

@@ -56,8 +56,9 @@ func (p Pod) Run(ctx context.Context) (Status, error) {
 	if err = errors.Join(stateErr, err); err != nil {
 		return ended(r, "Place", NotStarted, message("Place", err, "nothing was changed")), err
 	}
-	if command == nil {
-		return Status{Attempt: r.Attempt, Stage: "Remove", Outcome: Removed, Message: "nothing was installed"}, nil
+	if command == nil { // but a pod that was killed may have placed something
+		r.MachineID = "" // which the pod does not see
+		return p.Apply(ctx, r)
 	}
 	return p.follow(ctx, r, command)
 }
@@ -108,7 +109,7 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 	case r.Action != Install && j != nil:
 		version = j.To.Version
 	case r.Action == Remove:
-		return nil, p.collect(state) // of a pod that was killed
+		return nil, nil
 	case r.Action == Rollback:
 		return nil, errors.New("nothing is installed on this node, so there is no former version")
 	default:
