@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
@@ -209,6 +210,56 @@ func TestFailure(t *testing.T) {
 	if len(pods.Items) > 0 {
 		t.Errorf("%d pods are left", len(pods.Items))
 	}
+}
+
+const refusesPods = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: %[1]s}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  validations: [{expression: "object.spec.nodeName != '%[2]s'", message: "no pods for %[2]s"}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: %[1]s}
+spec: {policyName: %[1]s, validationActions: [Deny]}
+`
+
+// While the API server refuses the pod of a node, the status says so and names the node. It is tried again.
+func TestRefusedPod(t *testing.T) {
+	x := beginOn(t, oldest, 1) // TestRights wants no refused call, of the other cluster
+	texts := strings.Split(fmt.Sprintf(refusesPods, x.pool, x.nodes[0].name), "---")
+	policies := x.fleet.objects.Resource(schema.GroupVersionResource{
+		Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies",
+	})
+	bindings := x.fleet.objects.Resource(schema.GroupVersionResource{
+		Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicybindings",
+	})
+	testkit.Value(policies.Create(t.Context(), parse(t, texts[0]), metav1.CreateOptions{}))(t)
+	testkit.Value(bindings.Create(t.Context(), parse(t, texts[1]), metav1.CreateOptions{}))(t)
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "try"}}
+	p.Spec.NodeName, p.Spec.Containers = x.nodes[0].name, []corev1.Container{{Name: "a", Image: "a:1"}}
+	if !host.Within(patience, func() bool { // the API server does not know it at once
+		_, err := x.fleet.Client.CoreV1().Pods("default").Create(t.Context(), p, metav1.CreateOptions{
+			DryRun: []string{metav1.DryRunAll},
+		})
+		return err != nil && strings.Contains(err.Error(), "no pods for")
+	}) {
+		t.Fatal("the policy is not in force")
+	}
+	x.create("")
+	want := "node " + x.nodes[0].name + ", stage Pod: the pod could not be created: "
+	var s status
+	if !host.Within(patience, func() bool { s = x.status(); return strings.HasPrefix(s.Message, want) }) ||
+		s.Phase != "Progressing" || !strings.Contains(s.Message, "no pods for "+x.nodes[0].name) {
+		t.Errorf("%+v; want the message %q, and why", s, want)
+	}
+	testkit.Must(t, bindings.Delete(t.Context(), x.pool, metav1.DeleteOptions{}),
+		policies.Delete(t.Context(), x.pool, metav1.DeleteOptions{}))
+	x.becomes("Complete", "installed 1")
+	testkit.Equal(t, "message at the end", x.status().Message, "")
 }
 
 // A node that is not Ready is not touched, one that joins has its taint until it is installed, and one that leaves the
