@@ -135,8 +135,8 @@ type nodeList struct {
 // DeepCopyObject returns the list itself, which nobody changes.
 func (l *nodeList) DeepCopyObject() runtime.Object { return l } //nolint:ireturn // runtime.Object
 
-// A labelText has labels in the order of their keys, each key and value followed by a null byte. Most nodes have the same
-// keys, which are there once.
+// A labelText has labels in the order of their keys, each key and value followed by a null byte. Most nodes have the
+// same keys, which are there once.
 type labelText struct{ keys, values string }
 
 func newLabelText(all map[string]string) labelText {

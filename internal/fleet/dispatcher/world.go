@@ -294,15 +294,15 @@ func (w *world) continueAttempt(n *node, p *corev1.Pod) {
 	}
 }
 
-// bootIDGracePeriod is how much later than of the end of a pod the API server may hear of the restart of its node, which
-// a kubelet reports within ten seconds.
+// bootIDGracePeriod is how much later than of the end of a pod the API server may hear of the restart of its node,
+// which a kubelet reports within ten seconds.
 const bootIDGracePeriod = 30 * time.Second
 
 // maxRestarts of a node lead to another pod. A node may report any number of them.
 const maxRestarts = 3
 
-// replaceAfterRestart reports whether an attempt gets another pod because its node was restarted, or whether that is not
-// known yet. The new pod reports what the node has done since.
+// replaceAfterRestart reports whether an attempt gets another pod because its node was restarted, or whether that is
+// not known yet. The new pod reports what the node has done since.
 func (w *world) replaceAfterRestart(n *node, p *corev1.Pod) bool {
 	if n.bootID == n.attempt.BootID {
 		first, ok := w.failed[p.UID]

@@ -425,7 +425,8 @@ func TestLongTexts(t *testing.T) {
 			}
 			s, err := h.apply(request("v1"))
 			if err == nil || !strings.HasPrefix(s.Message, "node node-1: stage "+stage+": ") ||
-				!strings.Contains(s.Message, want) || strings.ContainsAny(s.Message, "\x1b\n") || len(s.Message) < 1<<10 || len(s.Message) > 1<<11 {
+				!strings.Contains(s.Message, want) || strings.ContainsAny(s.Message, "\x1b\n") ||
+				len(s.Message) < 1<<10 || len(s.Message) > 1<<11 {
 				t.Errorf("%+v, %v; want %q in it", s, err, want)
 			}
 		})
