@@ -61,20 +61,27 @@ func (c *Cluster) Requests() (all []Request, err error) {
 }
 
 // NoneRefused returns an error if the API server has refused a request of a program whose user agent begins so, and how
-// many such requests the log has. An empty user is every one.
+// many such requests the log has. An empty user is every one. A request that was granted later is none: an API server
+// that has just started refuses some until it knows its roles.
 func (c *Cluster) NoneRefused(program, user string) (made int, err error) {
 	all, err := c.Requests()
+	refused := map[[3]string]Request{}
 	for _, r := range all {
-		// The Node authorizer learns later of a pod than its node, which asks again.
+		// The Node authorizer learns later of a pod than its node, which asks again, unless the pod is gone.
 		early := strings.Contains(r.ResponseStatus.Message, "no relationship found between node")
 		if !strings.HasPrefix(r.UserAgent, program) || user != "" && user != r.User.Username || early {
 			continue
 		}
 		made++
-		if r.Refused() {
-			err = errors.Join(err, fmt.Errorf("the API server refused %s %s of %s: %+v",
-				r.Verb, r.RequestURI, r.User.Username, r.ResponseStatus))
+		if what := [3]string{r.User.Username, r.Verb, r.RequestURI}; r.Refused() {
+			refused[what] = r
+		} else {
+			delete(refused, what)
 		}
+	}
+	for _, r := range refused {
+		err = errors.Join(err, fmt.Errorf("the API server refused %s %s of %s: %+v",
+			r.Verb, r.RequestURI, r.User.Username, r.ResponseStatus))
 	}
 	return made, err
 }
