@@ -404,6 +404,8 @@ func (r *Runtime) containersLocked(req proto.Message) (any, error) {
 			Version: "0.1.0", RuntimeName: cmp.Or(r.Release[0], "fake"), RuntimeVersion: cmp.Or(r.Release[1], "1"),
 			RuntimeApiVersion: "v1",
 		}, nil
+	case *cri.ImageFsInfoRequest: // by which clients find out whether this is an image service
+		return &cri.ImageFsInfoResponse{}, nil
 	case *cri.StatusRequest:
 		return &cri.StatusResponse{Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
 			{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true},
