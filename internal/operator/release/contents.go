@@ -16,6 +16,9 @@ import (
 	"strings"
 )
 
+// insights is the Security Insights document of the project, for people and scanners of projects.
+const insights = "SECURITY-INSIGHTS.yml"
+
 // verifyContents verifies what files say, after the files.
 func (d *directory) verifyContents(ctx context.Context) {
 	d.verifyProvenance()
@@ -36,6 +39,7 @@ func (d *directory) verifyContents(ctx context.Context) {
 			d.problem(name, err)
 		}
 	}
+	d.one(insights, "how the project handles vulnerabilities")
 }
 
 type provenance struct {

@@ -117,6 +117,9 @@ func TestVerifyDirFindsContradictions(t *testing.T) {
 		"deep JSON": {func(m *made) {
 			m.files[bill+".cdx.json"] = []byte(strings.Repeat("[", 2<<20))
 		}, "cdx", "exceeded max depth"},
+		"no Security Insights": {
+			func(m *made) { delete(m.files, "SECURITY-INSIGHTS.yml") }, "SECURITY-INSIGHTS.yml", "there are 0 files",
+		},
 		"no VEX":        {func(m *made) { delete(m.files, "pullgate-1.2.3.openvex.json") }, "openvex", "there are 0 files"},
 		"invalid VEX":   {replaced("pullgate-1.2.3.openvex.json", "fixed", "ok"), "openvex", "has the status \"ok\""},
 		"VEX of others": {replaced("pullgate-1.2.3.openvex.json", "openvex.dev", "x"), "openvex", "want that of OpenVEX"},

@@ -101,6 +101,7 @@ func newRelease(t *testing.T) *made {
 	bill := "pullgate_1.2.3_" + runtime.GOARCH
 	m.files = map[string][]byte{
 		bill + ".deb": []byte("package"), "repodata/repomd.xml": []byte("<xml/>"),
+		"SECURITY-INSIGHTS.yml": []byte("header: {schema-version: 2.0.0}\n"),
 		bill + ".cdx.json": m.json(object{
 			"bomFormat": "CycloneDX", "metadata": object{"component": components[0]}, "components": components[1:],
 		}),
