@@ -213,7 +213,7 @@ func (s *site) signal(signal string, pods ...corev1.Pod) {
 	}
 }
 
-// killAll kills all dispatchers, of which none comes again. Stopped before, none does anything more.
+// killAll kills all dispatchers for good. They are stopped first, so that none acts until its pod is being deleted.
 func (s *site) killAll() {
 	s.Helper()
 	pods := s.pods(dispatcher)

@@ -21,7 +21,7 @@ import (
 )
 
 // 10,000 denied pods of a namespace get the Events that the rate permits, one a pod, and another namespace its own. The
-// runtime is a fake one, because a containerd takes a quarter of an hour for so many sandboxes. With
+// runtime is a fake one, because a containerd takes eleven minutes for so many sandboxes. With
 // PULLGATE_FLOOD=containerd it is one.
 func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	t.Parallel()

@@ -294,11 +294,11 @@ func (w *world) continueAttempt(n *node, p *corev1.Pod) {
 	}
 }
 
-// bootIDGracePeriod is how much later than of the end of a pod the API server may hear of the restart of its node,
-// which a kubelet reports within ten seconds.
+// bootIDGracePeriod is how long after the end of a pod the API server may hear that its node was restarted. A kubelet
+// reports that within ten seconds.
 const bootIDGracePeriod = 30 * time.Second
 
-// maxRestarts of a node lead to another pod. A node may report any number of them.
+// maxRestarts is how many restarts of a node lead to another pod: a node can report any number of them.
 const maxRestarts = 3
 
 // replaceAfterRestart reports whether an attempt gets another pod because its node was restarted, or whether that is

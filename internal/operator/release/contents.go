@@ -16,9 +16,6 @@ import (
 	"strings"
 )
 
-// insights is the Security Insights document of the project, for people and scanners of projects.
-const insights = "SECURITY-INSIGHTS.yml"
-
 // verifyContents verifies what files say, after the files.
 func (d *directory) verifyContents(ctx context.Context) {
 	d.verifyProvenance()
@@ -39,7 +36,7 @@ func (d *directory) verifyContents(ctx context.Context) {
 			d.problem(name, err)
 		}
 	}
-	d.one(insights, "how the project handles vulnerabilities")
+	d.one("SECURITY-INSIGHTS.yml", "how the project handles vulnerabilities")
 }
 
 type provenance struct {
