@@ -46,34 +46,47 @@ func (i interruption) String() string {
 	return i.point + " then " + i.next
 }
 
-// How often a removal changes the node, and more than an installation writes beside programs: pages, and files.
-const removalChanges, writes = 25, 12
-
 const plenty = 1 << 20 // pages or inodes
 
-// interruptions returns all of a transition whose programs have so many pages. Who comes next differs from stage to
-// stage, but that each is followed by a power cut.
-func (tr transition) interruptions(programs int) (all []interruption) {
-	next := []string{"boot", "apply", "timer", "hand"}
-	if tr.action == nodeinstall.Remove {
-		for n := range removalChanges {
-			all = append(all, interruption{point: strconv.Itoa(n + 1), next: next[n%4], full: n/4%2 == 0})
-		}
-		return all
+// sampled is how many of a series can be in a sample: all changes of a removal, and about all writes.
+const sampled = 26
+
+var nexts = []string{"boot", "apply", "timer", "hand"}
+
+// interruptions returns a kill before each stage of a transition. Who comes next differs from stage to stage, but that
+// each is followed by a power cut.
+func (tr transition) interruptions() (all []interruption) {
+	if tr.action == nodeinstall.Remove { // which has no stages
+		return nil
 	}
 	for n, stage := range nodeinstall.Stages() {
 		all = append(all, interruption{point: stage.Name, next: "boot"},
-			interruption{point: stage.Name, next: next[1+n%3]},
-			interruption{point: stage.Name, next: next[n%4], full: true})
-	}
-	if tr.action != nodeinstall.Install { // which is what a pod does
-		return all
-	}
-	all = append(all, interruption{pages: programs / 3, inodes: plenty})
-	for n := range writes {
-		all = append(all, interruption{pages: programs + n, inodes: plenty}, interruption{pages: plenty, inodes: n})
+			interruption{point: stage.Name, next: nexts[1+n%3]},
+			interruption{point: stage.Name, next: nexts[n%4], full: true})
 	}
 	return all
+}
+
+// A series has an interruption for each number, until the change is no longer interrupted.
+type series func(n int) interruption
+
+// series returns the changes of a removal, and the writes of an installation whose programs have so many pages: each
+// finds the disk full in turn.
+func (tr transition) series(programs int) []series {
+	switch tr.action {
+	case nodeinstall.Remove:
+		return []series{func(n int) interruption {
+			return interruption{point: strconv.Itoa(n + 1), next: nexts[n%4], full: n/4%2 == 0}
+		}}
+	case nodeinstall.Install: // which is what a pod does
+		return []series{
+			func(n int) interruption {
+				return interruption{pages: min(programs/2*n, programs+max(0, n-2)), inodes: plenty}
+			},
+			func(n int) interruption { return interruption{pages: plenty, inodes: n} },
+		}
+	}
+	return nil
 }
 
 // A change that is killed before each stage, and then ended by a power cut or by others, also on a full disk; and one
@@ -105,9 +118,14 @@ func TestNodeInstallInterrupted(t *testing.T) {
 			s := fleetNode(t)
 			s.do("systemctl", "add-wants", "multi-user.target", "kubelet.service")
 			for _, tr := range transitions {
-				chosen := tr.interruptions(s.pagesOf(newer))
+				chosen := tr.interruptions()
 				if !all {
 					random := rand.New(rand.NewPCG(seed, 1))
+					for _, nth := range tr.series(s.pagesOf(newer)) {
+						for n := range sampled {
+							chosen = append(chosen, nth(n))
+						}
+					}
 					random.Shuffle(len(chosen), func(a, b int) { chosen[a], chosen[b] = chosen[b], chosen[a] })
 					left := 3
 					chosen = slices.DeleteFunc(chosen, func(i interruption) bool {
@@ -118,8 +136,20 @@ func TestNodeInstallInterrupted(t *testing.T) {
 						return left < 0
 					})
 				}
-				for n, i := range chosen {
-					s.step(tr.name+", "+i.String(), func() { s.interrupted(tr, i, fmt.Sprintf("%s-%d", tr.name, n)) })
+				attempts := 0
+				do := func(i interruption) (interrupted bool) {
+					attempts++
+					s.step(tr.name+", "+i.String(), func() {
+						interrupted = s.interrupted(tr, i, fmt.Sprintf("%s-%d", tr.name, attempts))
+					})
+					return interrupted
+				}
+				for _, i := range chosen {
+					do(i)
+				}
+				for _, nth := range tr.series(s.pagesOf(newer)) {
+					for n := 0; all && do(nth(n)); n++ { // it ends with the time of the test
+					}
 				}
 			}
 		})
@@ -136,69 +166,76 @@ func (s *site) pagesOf(version string) (pages int) {
 	return pages
 }
 
-// interrupted interrupts a transition, and checks the node.
-func (s *site) interrupted(tr transition, i interruption, attempt string) {
+// interrupted interrupts a transition, and checks the node. It reports whether there was anything to interrupt.
+func (s *site) interrupted(tr transition, i interruption, attempt string) (interrupted bool) {
 	s.Helper()
 	s.prepare(tr, "before-"+attempt)
 	before := s.snapshot()
 	r := s.enforcing(attempt, tr.to)
 	r.Action = tr.action
-	want := ""
-	do := func() { want = s.killed(tr, i, r) }
+	want, ends := "", true
+	do := func() { want, ends, interrupted = s.killed(tr, i, r) }
 	if i.point == "" {
-		do = func() { want = s.cramped(tr, i, r) }
+		do = func() {
+			want = s.cramped(tr, i, r)
+			interrupted = want != tr.to
+		}
 	}
 	if tr.was == "" || tr.to == "" || i.next == "boot" {
 		do()
 	} else {
 		s.underCallsOf(1, do)
 	}
-	if i.next == "boot" {
-		switch {
-		case i.point == "Check", i.point == "Journal", i.point == "1":
-			// Nothing had begun. The next attempt removes what the pod has placed.
-			s.do("/srv/"+newer+"/usr/bin/pullgatectl", "node", "revert", "--timer")
-		case i.point == "Arm", tr.action == nodeinstall.Remove && s.state().Change != nil:
-			// No unit was there for the boot; the next attempt would do this, once the time of this one is over.
-			s.do("/srv/"+newer+"/usr/bin/pullgatectl", "node", "revert")
-		}
-	}
 	if state := s.state(); state.Change != nil {
 		s.Errorf("the change has not ended: %+v", state.Change)
 	}
 	s.works(want)
-	switch after := s.snapshot(); {
-	case want != tr.was:
-	case want == "" && after != before, difference(withoutRecords(before), withoutRecords(after)) != "":
-		s.Errorf("changed is\n%s", difference(before, after))
+	if want != tr.was {
+		return interrupted
 	}
+	compare := func(but func(snapshot string) string) {
+		s.Helper()
+		switch after := s.snapshot(); {
+		case want == "" && but(after) != but(before), difference(but(withoutRecords(before)), but(withoutRecords(after))) != "":
+			s.Errorf("changed is\n%s", difference(before, after))
+		}
+	}
+	if !ends { // the next attempt removes what the pod has placed
+		unused := regexp.MustCompile(`(?m)^([0-9a-f]{64}  )?` + fleetFolder[1:] + `/versions( |/v` + tr.to + `\b).*\n`)
+		compare(func(snapshot string) string { return unused.ReplaceAllString(snapshot, "") })
+		s.do("/srv/"+newer+"/usr/bin/pullgatectl", "node", "revert", "--timer")
+	}
+	compare(func(snapshot string) string { return snapshot })
+	return interrupted
 }
 
-// killed kills a change, lets another end it, and returns the version that has to be installed.
-func (s *site) killed(tr transition, i interruption, r nodeinstall.Request) string {
+// killed kills a change, and lets another end it. It returns the version that has to be installed, and whether anybody
+// ends the change: a power cut before the switch is armed leaves programs that nothing uses. A removal may have ended.
+func (s *site) killed(tr transition, i interruption, r nodeinstall.Request) (want string, ends, killed bool) {
 	s.Helper()
 	if tr.action == nodeinstall.Install {
 		s.place(tr.to)
-	}
-	point := i.point
-	if tr.action == nodeinstall.Remove {
-		point = "change#" + point
 	}
 	confirmed := i.point == "Probation" || i.point == "Finish"
 	if confirmed {
 		s.crashed(r, "AwaitingConfirmation")
 		s.do("/srv/"+newer+"/usr/bin/pullgatectl", "node", "confirm")
 	}
-	s.crashed(r, point)
+	if tr.action != nodeinstall.Remove {
+		s.crashed(r, i.point)
+	} else if !s.crashes(r, "change#"+i.point) {
+		return tr.to, true, false
+	}
 	if confirmed && i.full { // it cannot be finished, and says so
 		s.machine.MayFail = "pullgate-revert.service"
 	}
+	ends = i.next != "boot" || s.exists("/etc/systemd/system/multi-user.target.wants/pullgate-revert.service")
 	begun := s.state().Change != nil || s.installed() == "" // a removal that goes on
 	if i.full {
 		s.must(s.machine.Fill(s.Context(), 0, 0))
 	}
 	again := s.goOn(i, r)
-	want := tr.was
+	want = tr.was
 	switch {
 	case again && i.full:
 		want = s.installed()
@@ -213,7 +250,7 @@ func (s *site) killed(tr transition, i interruption, r nodeinstall.Request) stri
 			s.machine.MayFail = ""
 		}
 	}
-	return want
+	return want, ends, true
 }
 
 // dials checks that the kubelet uses a version, or none.

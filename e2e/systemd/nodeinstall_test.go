@@ -326,6 +326,14 @@ func crashing(s *site) string {
 // crashed applies a request that is killed before a stage, or at another point.
 func (s *site) crashed(r nodeinstall.Request, point string) {
 	s.Helper()
+	if !s.crashes(r, point) {
+		s.Fatalf("apply has ended; want it killed at %s", point)
+	}
+}
+
+// crashes reports whether an apply comes to a point, where it is killed.
+func (s *site) crashes(r nodeinstall.Request, point string) bool {
+	s.Helper()
 	if !s.exists("/srv/crashing") {
 		s.do("mkdir", "/srv/crashing")
 		program := testkit.Value(os.ReadFile(crashing(s)))(s)
@@ -337,9 +345,10 @@ func (s *site) crashed(r nodeinstall.Request, point string) {
 	cmd.Env = append(cmd.Env, "PULLGATE_CRASHPOINT=nodeinstall."+point)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.Exited() {
+	if err != nil && (!errors.As(err, &exit) || exit.Exited()) {
 		s.Fatalf("apply = %v; want it killed at %s\n%s", err, point, out)
 	}
+	return err != nil
 }
 
 // wrongRuntime is the runtime but for one call, which it answers wrongly. It returns its socket on the machine.

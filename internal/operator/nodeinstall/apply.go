@@ -31,6 +31,7 @@ type Installer struct {
 	// ConfirmItself confirms an installation of which every stage has succeeded: who calls can see the node.
 	ConfirmItself bool
 
+	next   *Request                // is applied once the change in progress has ended; what it needs is not collected
 	before func(what string) error // for tests; called before every change of the node
 }
 
@@ -86,11 +87,11 @@ func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 	switch {
 	case err != nil: // it is only shown, and written again
 	case state.Change == nil && last.Attempt == r.Attempt && last.Outcome != "":
-		i.tidy(ctx, nil)
+		i.tidy(ctx)
 		return last, outcomeError(last)
 	case state.Change == nil && state.Installed != nil && state.Installed.Attempt == r.Attempt:
 		s := i.statusOf(r, state, "Finish", Installed, "version "+state.Installed.Version+" is installed")
-		i.tidy(ctx, nil)
+		i.tidy(ctx)
 		return s, i.report(s)
 	}
 	if j := state.Change; j != nil && j.Request.Attempt != r.Attempt {
@@ -98,11 +99,14 @@ func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 			return refused(program.Hintf("wait until it has ended: pullgatectl node install-status; pullgatectl node revert "+
 				"takes it back", "attempt %s is in progress, until %s", j.Request.Attempt, j.Deadline.Format(time.TimeOnly)))
 		}
-		if s, err := i.resolve(ctx, state, "it had been interrupted", false); err != nil {
-			return s, err
-		}
-		if state, err = i.State(); err != nil {
+		ending := i
+		ending.next = &r
+		s, endErr := ending.resolve(ctx, state, "it had been interrupted", false)
+		switch state, err = i.State(); {
+		case err != nil:
 			return refused(err)
+		case state.Change != nil:
+			return s, endErr
 		}
 	}
 	if r.Action == Remove {
@@ -157,8 +161,8 @@ func (c *change) apply(ctx context.Context) (Status, error) {
 				"either it is taken back in time", "interrupted in stage %s", stage.Name)
 		case !c.journaled():
 			s := c.status(stage.Name, NotStarted, message(stage.Name, err, "nothing was changed"))
-			state, _ := c.State()                          // read a moment ago
-			_ = errors.Join(c.collect(state), c.report(s)) // on a full disk there is space now
+			c.tidy(ctx)
+			_ = c.report(s) // on a full disk there is space now
 			return s, program.WithHint(err, program.HintOf(err))
 		case c.state.Change == nil: // the end of an installation
 			return c.status(stage.Name, Installed, message(stage.Name, err, "")), nil

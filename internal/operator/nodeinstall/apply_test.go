@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,6 +30,7 @@ func onHost(t *testing.T, do func(h *host)) {
 // A transition is a change from what is prepared.
 type transition struct {
 	name    string
+	host    func(*host) // makes it special; nil is the usual one
 	prepare func(*host)
 	request nodeinstall.Request
 	was     string // the version before; "" is none
@@ -43,16 +45,36 @@ func transitions() []transition {
 	}
 	second := func(h *host) { first(h); h.install(request("v2")) }
 	return []transition{
-		{"first installation", func(h *host) { h.place("v1") }, request("v1"), "", "v1"},
+		{"first installation", nil, func(h *host) { h.place("v1") }, request("v1"), "", "v1"},
 		{"beside a configuration", func(h *host) {
 			h.put(confFile, "# of others\n")
-			h.place("v1")
-		}, request("v1"), "", "v1"},
-		{"upgrade", func(h *host) { first(h); h.place("v2") }, request("v2"), "v1", "v2"},
-		{"rollback", second, nodeinstall.Request{Attempt: "back", Action: nodeinstall.Rollback}, "v2", "v1"},
-		{"removal", second, nodeinstall.Request{Attempt: "off", Action: nodeinstall.Remove}, "v2", ""},
-		{"purge", second, nodeinstall.Request{Attempt: "off", Action: nodeinstall.Remove, Purge: true}, "v2", ""},
+		}, func(h *host) { h.place("v1") }, request("v1"), "", "v1"},
+		{"without a folder for links", withoutLinks, func(h *host) { h.place("v1") }, request("v1"), "", "v1"},
+		{"upgrade", nil, func(h *host) { first(h); h.place("v2") }, request("v2"), "v1", "v2"},
+		{"rollback", nil, second, nodeinstall.Request{Attempt: "back", Action: nodeinstall.Rollback}, "v2", "v1"},
+		{"removal", nil, second, nodeinstall.Request{Attempt: "off", Action: nodeinstall.Remove}, "v2", ""},
+		{"purge", special, second, nodeinstall.Request{Attempt: "off", Action: nodeinstall.Remove, Purge: true}, "v2", ""},
 	}
+}
+
+func withoutLinks(h *host) {
+	testkit.Must(h, os.RemoveAll(h.path(filepath.Dir(bootLink))))
+}
+
+func special(h *host) {
+	withoutLinks(h)
+	h.put(confFile, "# of others\n")
+}
+
+// begin prepares a host, and returns what it was before.
+func (tc transition) begin(h *host) (nothing string) {
+	h.Helper()
+	if tc.host != nil {
+		tc.host(h)
+	}
+	nothing = h.snapshot()
+	tc.prepare(h)
+	return nothing
 }
 
 func mode(version string) nodeinstall.Mode {
@@ -66,7 +88,7 @@ func TestTransitions(t *testing.T) {
 	for _, tc := range transitions() {
 		t.Run(tc.name, func(t *testing.T) {
 			onHost(t, func(h *host) {
-				tc.prepare(h)
+				tc.begin(h)
 				invocation := 0
 				if u := h.up[socket]; u != nil {
 					invocation = u.invocation
@@ -104,9 +126,7 @@ func TestRemovalLeavesNothing(t *testing.T) {
 			continue
 		}
 		onHost(t, func(h *host) {
-			h.put(confFile, "# of others\n")
-			before := h.snapshot()
-			tc.prepare(h)
+			before := tc.begin(h)
 			if s, err := h.apply(tc.request); err != nil || s.Outcome != nodeinstall.Removed {
 				h.Fatalf("Apply = %+v, %v", s, err)
 			}
@@ -164,11 +184,16 @@ func TestKilledAnywhere(t *testing.T) {
 		for _, next := range []string{"apply", "timer", "hand", "boot"} {
 			t.Run(tc.name+"/"+next, func(t *testing.T) {
 				t.Parallel()
-				stages := map[string]bool{}
+				stages, done := map[string]bool{}, ""
+				onHost(t, func(h *host) {
+					tc.begin(h)
+					_, _ = h.apply(tc.request)
+					done = h.snapshot()
+				})
 				for nth, step := sample(t); ; nth += step {
 					at := ""
 					onHost(t, func(h *host) {
-						at = h.killedThen(tc, next, nth)
+						at = h.killedThen(tc, next, nth, done)
 					})
 					if name, ok := strings.CutPrefix(at, "stage "); ok {
 						stages[name] = true
@@ -187,27 +212,29 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-func (h *host) killedThen(tc transition, next string, nth int) (at string) {
+// killedThen kills a change before its nth change of the node, and compares the node with what it was before, or with
+// one on which nobody was killed.
+func (h *host) killedThen(tc transition, next string, nth int, done string) (at string) {
 	h.Helper()
-	if tc.name == "beside a configuration" {
-		h.put(confFile, "# of others\n")
-	}
-	nothing := h.snapshot()
-	tc.prepare(h)
+	nothing := tc.begin(h)
 	before := h.snapshot()
 	if tc.was == "" { // programs that were placed, and are not used
 		before = nothing
+	} else if tc.request.Action == nodeinstall.Install {
+		before = withoutVersion(before, tc.to, tc.request.Action)
 	}
 	at = h.killed(nth, func() { _, _ = h.apply(tc.request) })
+	ends := true // somebody ends the change
 	var err error
 	var s nodeinstall.Status
 	switch {
 	case at == "":
 		return ""
 	case next == "boot":
+		ends = h.exists(bootLink)
 		h.boot()
-	case next == "timer" && h.timer == nil: // it was killed before it was armed, or after it was disarmed
-		s, err = h.apply(tc.request)
+	case next == "timer" && h.timer == nil:
+		ends = false
 	case next == "timer":
 		h.timer = nil
 		s, err = h.installer().Revert(h.Context(), nodeinstall.ByTimer)
@@ -230,11 +257,6 @@ func (h *host) killedThen(tc transition, next string, nth int) (at string) {
 		h.Errorf("killed before %q, then %s: message %q", at, next, s.Message)
 	}
 	state := testkit.Value(h.installer().State())(h)
-	if state.Change != nil && next == "boot" { // the boot unit was gone, or not there yet
-		_, err := h.apply(tc.request)
-		testkit.Must(h, err)
-		state = testkit.Value(h.installer().State())(h)
-	}
 	version := ""
 	if state.Installed != nil {
 		version = state.Installed.Version
@@ -250,28 +272,21 @@ func (h *host) killedThen(tc transition, next string, nth int) (at string) {
 		m = tc.request.Mode
 	}
 	h.wantWell(version, m)
-	if version == tc.was && tc.request.Action != nodeinstall.Remove {
-		if at == "write "+folder+"/state.json" && next == "boot" { // a copy of the state; the next attempt writes it again
-			testkit.Must(h, present(os.Remove(h.path(folder+"/state-before.json"))))
-		}
-		after := h.snapshot()
-		if tc.was == "" && h.exists(folder+"/versions") && !h.exists(folder+"/state.json") { // not begun: the pod's
-			_, _ = h.installer().Revert(h.Context(), nodeinstall.ByTimer)
-			after = h.snapshot()
-		}
-		if tc.was != "" && next == "hand" {
-			_, _ = h.installer().Revert(h.Context(), nodeinstall.ByTimer)
-			after = h.snapshot()
-		}
-		want := before
-		if tc.was != "" { // placed programs are collected
-			want = withoutVersion(before, tc.to, tc.request.Action)
-			after = withoutVersion(after, tc.to, tc.request.Action)
-		}
-		if diff := cmp.Diff(want, after); diff != "" {
-			h.Errorf("killed before %q, then %s (-before +after):\n%s", at, next, diff)
+	want := before
+	if version == tc.to {
+		want = done
+	}
+	compare := func(but func(snapshot string) string) {
+		if diff := cmp.Diff(but(want), but(h.snapshot())); diff != "" {
+			h.Errorf("killed before %q, then %s (-want +got):\n%s", at, next, diff)
 		}
 	}
+	if !ends {
+		compare(func(snapshot string) string { return withoutUnused(snapshot, tc.request) })
+		_, err := h.installer().Revert(h.Context(), nodeinstall.ByTimer) // as the next attempt does
+		testkit.Must(h, err)
+	}
+	compare(func(snapshot string) string { return snapshot })
 	if h.Failed() {
 		h.Fatalf("killed before change %d, %q, then %s", nth, at, next)
 	}
@@ -283,11 +298,27 @@ func withoutVersion(snapshot, version string, a nodeinstall.Action) string {
 	if a != nodeinstall.Install {
 		return snapshot
 	}
+	return without(snapshot, folder+"/versions/"+version)
+}
+
+// withoutUnused leaves out of a snapshot what a power cut may leave while the switch is armed, and when it has gone:
+// nothing reads it.
+func withoutUnused(snapshot string, r nodeinstall.Request) string {
+	programs := folder + "/versions/" + r.Version
+	if r.Action == nodeinstall.Remove {
+		programs = folder + "/versions"
+	}
+	return without(snapshot, programs, folder+"/versions drwx", folder+"/state-before.json", folder+"/confirm-",
+		etcUnits+"/"+bootUnit, filepath.Dir(bootLink)+" drwx")
+}
+
+// without leaves files with one of the prefixes out of a snapshot.
+func without(snapshot string, prefixes ...string) string {
 	var b strings.Builder
 	skip := false
 	for line := range strings.Lines(snapshot) {
 		if strings.HasPrefix(line, "/") {
-			skip = strings.HasPrefix(line, folder+"/versions/"+version)
+			skip = slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(line, p) })
 		}
 		if !skip {
 			b.WriteString(line)
@@ -314,8 +345,7 @@ func TestFullDisk(t *testing.T) {
 
 func (h *host) fullFrom(tc transition, nth int) (full bool) {
 	h.Helper()
-	nothing := h.snapshot()
-	tc.prepare(h)
+	nothing := tc.begin(h)
 	before := h.snapshot()
 	n, at := 0, ""
 	h.hook = func(what string) error {
@@ -349,10 +379,6 @@ func (h *host) fullFrom(tc transition, nth int) (full bool) {
 		want, got := before, h.snapshot()
 		if tc.was == "" {
 			want = nothing
-			if tc.name == "beside a configuration" {
-				want, got = withoutVersion(before, tc.to, nodeinstall.Install), withoutVersion(got, tc.to, nodeinstall.Install)
-				want = strings.Replace(want, folder+"/versions drwxr-xr-x 0:0\n", "", 1)
-			}
 		} else {
 			want, got = withoutVersion(want, tc.to, tc.request.Action), withoutVersion(got, tc.to, tc.request.Action)
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
@@ -48,7 +49,7 @@ func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
 	}
 	j := state.Change
 	if j == nil {
-		i.tidy(ctx, nil)
+		i.tidy(ctx)
 		if by != ByHand {
 			return i.Status()
 		}
@@ -151,35 +152,25 @@ func (i Installer) takenBack(j *Change, b *back) string {
 	return text + "; journalctl -u pullgate-install -u pullgated -u " + cmp.Or(b.kubelet, "kubelet") + " has details"
 }
 
-// commit makes the end of a change the state. Programs go before the switch, the journal last.
+// commit makes the end of a change the state: from then on there is no journal. The switch goes after it.
 func (i Installer) commit(ctx context.Context, s Status, b *back) (Status, error) {
 	reported := i.report(s)
-	var err error
-	now := State{Installed: b.to}
-	if version := b.change.To.Version; !now.needs(version) {
-		err = i.remove(path.Join(i.programs(version), "pullgated")) // pullgatectl is the last one: the switch needs it
-	}
-	for _, file := range []string{bootLink, path.Join(units, bootUnit)} {
-		err = errors.Join(err, i.restore(replaced{Path: file}))
-	}
 	i.removeFolders(b.change.Folders)
-	if err == nil && b.to != nil {
-		err = i.did("rename " + beforeFile)
-		if err == nil && i.exists(i.file(beforeFile)) {
-			err = os.Rename(i.Host.Path(i.file(beforeFile)), i.Host.Path(i.file(stateFile)))
-		}
-	} else if err == nil {
-		err = errors.Join(i.remove(i.file(beforeFile)), i.remove(i.file(stateFile)))
+	var err error
+	if b.to == nil {
+		err = i.remove(i.file(stateFile))
+	} else if err = i.did("rename " + beforeFile); err == nil {
+		err = errors.Join(os.Rename(i.Host.Path(i.file(beforeFile)), i.Host.Path(i.file(stateFile))),
+			disk.SyncFolder(i.Host.Path(i.folder())))
 	}
 	if err != nil {
 		return s, err
 	}
-	err = errors.Join(i.collect(now), i.command(ctx, "systemctl", "daemon-reload"), i.disarm(ctx))
+	i.tidy(ctx)
 	if reported != nil { // the disk was full, and has space again
-		err = errors.Join(err, i.report(s))
-	}
-	if err != nil {
-		i.progress("%v", err)
+		if err := i.report(s); err != nil {
+			i.progress("%v", err)
+		}
 	}
 	return s, outcomeError(s)
 }
@@ -208,9 +199,6 @@ func (b *back) run(ctx context.Context) error {
 	}
 	b.progress("files")
 	for _, f := range slices.Backward(b.change.Files) {
-		if f.Path == bootLink || f.Path == path.Join(units, bootUnit) {
-			continue
-		}
 		if err := b.restore(f); err != nil {
 			return err
 		}
@@ -333,16 +321,22 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 	was := state.Installed
 	if was == nil {
 		s := i.statusOf(r, state, "Remove", Removed, "nothing was installed")
-		return s, errors.Join(i.collect(state), i.report(s))
+		i.tidy(ctx)
+		return s, i.report(s)
 	}
 	j := &Change{
 		Request: r, To: was.Release, Deadline: i.now().Add(confirmWithin(r)), Back: true, Folders: was.Folders,
 		Original: was.Original,
 	}
 	for _, f := range was.Files {
-		j.Files = append(j.Files, replaced{Path: f})
+		j.Files = append(j.Files, replaced{Path: f, Existed: f == configuration && j.Original != nil})
 	}
 	state.Change = j
+	// It needs no switch unless it is killed.
+	if err := errors.Join(i.disarm(ctx, deadline+".service"),
+		i.armSwitch(ctx, was.Version, "", was.Folders, confirmWithin(r))); err != nil {
+		i.progress("arm the switch: %s", said(err))
+	}
 	var err error
 	if j.Original != nil {
 		err = i.keepOriginal(j.Original)
@@ -352,21 +346,9 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 	}
 	if err != nil {
 		s := i.statusOf(r, state, "Journal", NotStarted, message("Journal", err, "nothing was removed"))
-		state.Change = nil
-		_ = errors.Join(i.remove(configuration+before), i.collect(state), i.report(s))
+		i.tidy(ctx)
+		_ = i.report(s)
 		return s, err
 	}
-	if err := i.armRemoval(ctx, j); err != nil { // it needs no switch unless it is killed
-		i.progress("arm the switch: %s", said(err))
-	}
 	return i.resolve(ctx, state, "", false)
-}
-
-func (i Installer) armRemoval(ctx context.Context, j *Change) error {
-	for _, e := range i.boot(j.To.Version, "") {
-		if err := i.put(j, e); err != nil {
-			return err
-		}
-	}
-	return i.armTimer(ctx, j.To.Version, confirmWithin(j.Request))
 }

@@ -8,7 +8,7 @@
 // for, in the stages that [Stages] lists. It ends in one of two states: the new one, or the one before, byte for byte.
 // Only status.json, which says how it ended, and an empty lock file are left of one that was taken back.
 //
-//	FOLDER/state.json           what is installed, and the change in progress: the journal, on disk before other changes
+//	FOLDER/state.json           what is installed, and the change in progress: the journal
 //	FOLDER/state-before.json    the state to return to, while an installed version is changed
 //	FOLDER/status.json          the stage of the last attempt, or how it ended
 //	FOLDER/request-ATTEMPT.json what was asked for
@@ -20,9 +20,9 @@
 //
 // # The dead-man's switch
 //
-// Before the kubelet is touched, a timer of systemd and a unit that is enabled for the next boot are there. Both take
-// an unconfirmed change back: in the reverse order, the kubelet first, because it reaches no runtime without pullgated.
-// A confirmation is a file, so that whoever takes the lock next sees it.
+// From before the journal is written until it has gone, a timer of systemd and a unit that is enabled for the next boot
+// are there. Both take an unconfirmed change back: in the reverse order, the kubelet first, because it reaches no runtime
+// without pullgated. A confirmation is a file, so that whoever takes the lock next sees it.
 //
 // # What a crash leaves
 //

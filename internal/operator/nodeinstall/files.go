@@ -160,19 +160,25 @@ func (i Installer) restore(r replaced) error {
 
 // plan notes in a change what it is to replace and to make.
 func (i Installer) plan(c *Change, all []entry) {
+	c.Folders = i.bootFolders()
 	for _, e := range all {
 		c.Files = append(c.Files, replaced{Path: e.path, Existed: i.exists(e.path)})
-		var made []string
-		for dir := path.Dir(e.path); !i.exists(dir) && !slices.Contains(c.Folders, dir); dir = path.Dir(dir) {
-			made = append([]string{dir}, made...)
-		}
-		c.Folders = append(c.Folders, made...)
+		c.Folders = i.withMissing(c.Folders, path.Dir(e.path))
 	}
 	for _, dir := range stateFolders() {
 		if !i.exists(dir) {
 			c.Trial = append(c.Trial, dir)
 		}
 	}
+}
+
+// withMissing adds a folder, and those that it is in, the outermost first, as far as they are absent.
+func (i Installer) withMissing(folders []string, dir string) []string {
+	at := len(folders)
+	for ; !i.exists(dir) && !slices.Contains(folders, dir); dir = path.Dir(dir) {
+		folders = slices.Insert(folders, at, dir)
+	}
+	return folders
 }
 
 // stateFolders are the folders that systemd makes for pullgated, which keep records and logs.
@@ -223,19 +229,20 @@ func (i Installer) collect(s State) error {
 	entries, err := os.ReadDir(i.Host.Path(i.file(versions)))
 	all := []error{present(err)}
 	for _, e := range entries {
-		if !s.needs(e.Name()) {
+		if !s.needs(e.Name()) && (i.next == nil || e.Name() != i.next.Version) {
 			all = append(all, i.remove(i.file(versions, e.Name())))
 		}
 	}
-	if s.Installed == nil && s.Change == nil {
+	if s.Change != nil || i.next != nil {
+		return errors.Join(all...)
+	}
+	if s.Installed == nil {
 		all = append(all, i.remove(i.file(versions)))
 	}
-	if s.Change == nil {
-		for _, pattern := range []string{"request-*.json", "confirm-*", ".*" + temporary} {
-			found, _ := filepath.Glob(i.Host.Path(i.file(pattern))) // an error is of the pattern
-			for _, f := range found {
-				all = append(all, i.remove(path.Join(i.folder(), filepath.Base(f))))
-			}
+	for _, pattern := range []string{"request-*.json", "confirm-*", ".*" + temporary} {
+		found, _ := filepath.Glob(i.Host.Path(i.file(pattern))) // an error is of the pattern
+		for _, f := range found {
+			all = append(all, i.remove(path.Join(i.folder(), filepath.Base(f))))
 		}
 	}
 	return errors.Join(all...)
@@ -250,30 +257,69 @@ func kubeletUnits() []string {
 	return nil
 }
 
-// boot is the unit that ends an unconfirmed change after a reboot, before the kubelet and pullgated start.
-func (i Installer) boot(version, kubelet string) []entry {
+// boot is the unit that ends an unconfirmed change after a reboot, before the kubelet and pullgated start, and its link.
+// It is there before the journal, and says itself which folders go with it, if they are empty: that of its link
+// if it is made, and others.
+func (i Installer) boot(version, kubelet string, folders []string) []entry {
 	first := append(kubeletUnits(), service)
 	if kubelet != "" && !slices.Contains(first, kubelet) {
 		first = append(first, kubelet)
 	}
+	if known := i.bootFolders(); len(known) > 0 {
+		folders = known // of the same change, which was killed
+	}
+	folders = i.withMissing(folders, path.Dir(bootLink))
 	unit := fmt.Sprintf(`[Unit]
 Description=pullgate, takes back a change of this node that was not confirmed
 Documentation=%s
 Before=%s
 RequiresMountsFor=%s /var/lib/pullgate
-ConditionPathExists=%s
+ConditionPathExists=%s/pullgatectl
 
 [Service]
 Type=oneshot
-ExecStart=%s/pullgatectl node revert --boot --folder %s
+ExecStart=%s/pullgatectl %s
 # The kubelet waits for it.
 TimeoutStartSec=90
 
 [Install]
 WantedBy=multi-user.target
-`, documentation, strings.Join(first, " "), i.folder(), i.file(stateFile), i.programs(version), i.folder())
+
+[X-Pullgate]
+%s
+`, documentation, strings.Join(first, " "), i.folder(), i.programs(version), i.programs(version), i.bootArguments(),
+		foldersPrefix+strings.Join(folders, " "))
 	file := path.Join(units, bootUnit)
 	return []entry{{path: file, content: []byte(unit), mode: 0o644}, {path: bootLink, target: file}}
+}
+
+const foldersPrefix = "Folders="
+
+func (i Installer) bootArguments() string { return "node revert --boot --folder " + i.folder() }
+
+// isBootUnit reports whether a file is a unit that boot has made, for any version.
+func (i Installer) isBootUnit(file string) bool {
+	content, err := i.Host.ReadFile(file)
+	return err == nil && strings.Contains(string(content), "/pullgatectl "+i.bootArguments()+"\n")
+}
+
+// bootFolders returns the folders that go with the unit for the boot, the outermost first.
+func (i Installer) bootFolders() []string {
+	content, _ := i.Host.ReadFile(path.Join(units, bootUnit)) // "" if it is absent
+	_, folders, _ := strings.Cut(string(content), "\n"+foldersPrefix)
+	return strings.Fields(folders)
+}
+
+// removeBoot removes the unit for the boot, last.
+func (i Installer) removeBoot() error {
+	file := path.Join(units, bootUnit)
+	err := present(os.Remove(i.Host.Path(file + temporary)))
+	if !i.isBootUnit(file) {
+		return err
+	}
+	err = errors.Join(err, present(os.Remove(i.Host.Path(bootLink+temporary))), i.remove(bootLink))
+	i.removeFolders(i.bootFolders())
+	return errors.Join(err, i.remove(file))
 }
 
 func present(err error) error {

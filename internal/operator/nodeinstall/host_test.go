@@ -37,6 +37,7 @@ const (
 	deadline  = "pullgate-deadline.service"
 	bootUnit  = "pullgate-revert.service"
 	etcUnits  = "/etc/systemd/system"
+	bootLink  = etcUnits + "/multi-user.target.wants/" + bootUnit
 )
 
 // A host is a folder used as /, with a systemd that runs a kubelet and pullgated. Versions whose name says so are
@@ -406,12 +407,12 @@ func (h *host) boot() {
 	testkit.Must(h, os.RemoveAll(h.path("/run")), os.RemoveAll(h.path("/proc")))
 	h.mkdir("/run")
 	h.reload()
-	if h.exists(etcUnits + "/multi-user.target.wants/" + bootUnit) {
-		m := exec.FindStringSubmatch(h.read(etcUnits + "/" + bootUnit))
+	if text := h.read(etcUnits + "/" + bootUnit); h.exists(bootLink) && text != "" {
+		m, condition := exec.FindStringSubmatch(text), regexp.MustCompile("(?m)^ConditionPathExists=(.*)$")
 		if m == nil || !strings.HasSuffix(m[1], "node revert --boot --folder "+folder) {
 			h.Fatalf("the boot unit runs %v", m)
 		}
-		if h.exists(strings.Fields(m[1])[0]) && h.exists(folder+"/state.json") {
+		if h.exists(condition.FindStringSubmatch(text)[1]) {
 			if s, err := h.installer().Revert(h.Context(), nodeinstall.ByBoot); err != nil {
 				h.Errorf("Revert at boot = %+v, %v", s, err)
 			}

@@ -109,7 +109,12 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 	case r.Action != Install && j != nil:
 		version = j.To.Version
 	case r.Action == Remove:
-		return nil, nil
+		// Of an attempt that was killed, and has armed the switch perhaps.
+		placed, _ := filepath.Glob(p.Host.Path(p.file(versions, "[!.]*", "pullgatectl"))) // an error is of the pattern
+		if len(placed) == 0 {
+			return nil, nil
+		}
+		version = filepath.Base(filepath.Dir(placed[0]))
 	case r.Action == Rollback:
 		return nil, errors.New("nothing is installed on this node, so there is no former version")
 	default:

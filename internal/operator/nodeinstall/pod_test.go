@@ -520,3 +520,21 @@ func TestConfirmationOfAChangeThatIsTakenBack(t *testing.T) {
 		testkit.Must(t, f.Close())
 	})
 }
+
+// Another attempt ends one whose switch has not worked. What its pod has placed stays.
+func TestAttemptAfterADeadOne(t *testing.T) {
+	for _, version := range []string{"v1", "v2"} {
+		onHost(t, func(h *host) {
+			h.place("v1")
+			h.killedIn("Compare", request("v1"))
+			h.timer = nil
+			time.Sleep(time.Hour)
+			p := newPod(h, version)
+			p.request.Attempt = "again"
+			if s, err := p.run(); err != nil || !s.Good() {
+				t.Errorf("version %s: %+v, %v; want it installed", version, s, err)
+			}
+			h.wantWell(version, nodeinstall.Enforce)
+		})
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -25,8 +24,8 @@ type Stage struct {
 func Stages() []Stage {
 	return []Stage{
 		{"Check", "check that this is the machine, and that nothing of others is replaced", (*change).check},
-		{"Journal", "note what changes, so that it can be taken back", (*change).journal},
 		{"Arm", "arm the dead-man's switch: a timer, and a unit for the next boot", (*change).arm},
+		{"Journal", "note what changes, so that it can be taken back", (*change).journal},
 		{"Configure", "write the configuration", (*change).configure},
 		{"Units", "write the units and reload systemd", (*change).units},
 		{"CheckConfiguration", "let the new version check the configuration", (*change).checkConfiguration},
@@ -46,7 +45,8 @@ type change struct {
 	state State
 	to    Release
 	req   Request
-	base  *health // of pullgated when its last start succeeded
+	end   time.Time // when the switch goes off
+	base  *health   // of pullgated when its last start succeeded
 }
 
 func (c *change) journaled() bool { return c.state.Change != nil }
@@ -119,9 +119,42 @@ func (c *change) nothingOfOthers(ctx context.Context) error {
 		}
 	}
 	for _, name := range []string{service, socket, bootUnit} {
-		if file := path.Join(units, name); c.exists(file) {
+		if file := path.Join(units, name); c.exists(file) && (name != bootUnit || !c.isBootUnit(file)) {
 			return program.Hintf("remove it if nothing needs it, and run systemctl daemon-reload",
 				"%s exists already, and pullgatectl did not write it", file)
+		}
+	}
+	return nil
+}
+
+// arm comes before the journal, so that there is no moment at which a journal needs somebody to read it.
+func (c *change) arm(ctx context.Context) error {
+	if c.journaled() {
+		c.end = c.state.Change.Deadline
+	} else {
+		c.end = c.now().Add(confirmWithin(c.req))
+		// A switch that a former change could not stop.
+		if err := c.disarm(ctx, deadline+".service"); err != nil {
+			return err
+		}
+	}
+	kubelet := ""
+	if k, err := c.Host.Discover(ctx, c.Enabler.Unit); err == nil {
+		kubelet = k.Unit.Name
+	}
+	return c.armSwitch(ctx, c.to.Version, kubelet, nil, c.end.Sub(c.now()))
+}
+
+// armSwitch arms the switch: the timer, then the unit for the boot. Both run the pullgatectl of a version.
+func (i Installer) armSwitch(
+	ctx context.Context, version, kubelet string, folders []string, after time.Duration,
+) error {
+	if err := i.armTimer(ctx, version, after); err != nil {
+		return err
+	}
+	for _, e := range i.boot(version, kubelet, folders) {
+		if err := i.put(&Change{}, e); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -131,17 +164,16 @@ func (c *change) journal(ctx context.Context) error {
 	if c.journaled() {
 		return nil
 	}
-	j := &Change{Request: c.req, To: c.to, Deadline: c.now().Add(confirmWithin(c.req))}
-	// What is left of an attempt with the same name that never began, and a switch that a former change could not stop.
-	if err := errors.Join(c.remove(c.file("confirm-"+c.req.Attempt)), c.remove(configuration+before),
-		c.disarm(ctx, deadline+".service")); err != nil {
+	j := &Change{Request: c.req, To: c.to, Deadline: c.end}
+	// What is left of an attempt with the same name that never began.
+	if err := errors.Join(c.remove(c.file("confirm-"+c.req.Attempt)), c.remove(configuration+before)); err != nil {
 		return err
 	}
 	all, err := c.entries(c.to, c.to.Mode, "")
 	if err != nil {
 		return err
 	}
-	c.plan(j, append(all, c.boot(c.to.Version, "")...))
+	c.plan(j, all)
 	if c.state.Installed == nil {
 		if j.Original, err = c.originalOf(); err != nil {
 			return err
@@ -157,23 +189,10 @@ func (c *change) journal(ctx context.Context) error {
 	}
 	s := State{Format: stateFormat, Installed: c.state.Installed, Change: j}
 	if err := c.writeJSON(stateFile, 0o600, s); err != nil {
-		return errors.Join(err, c.remove(c.file(beforeFile)))
+		return err
 	}
 	c.state = s
 	return nil
-}
-
-func (c *change) arm(ctx context.Context) error {
-	kubelet := ""
-	if k, err := c.Host.Discover(ctx, c.Enabler.Unit); err == nil {
-		kubelet = k.Unit.Name
-	}
-	for _, e := range c.boot(c.to.Version, kubelet) {
-		if err := c.put(c.state.Change, e); err != nil {
-			return err
-		}
-	}
-	return c.armTimer(ctx, c.to.Version, c.state.Change.Deadline.Sub(c.now()))
 }
 
 const deadline = "pullgate-deadline"
@@ -351,9 +370,7 @@ func (c *change) finish(ctx context.Context) error {
 		}
 	}
 	for _, f := range j.Files {
-		if f.Path != path.Join(units, bootUnit) && f.Path != bootLink {
-			done.Files = append(done.Files, f.Path)
-		}
+		done.Files = append(done.Files, f.Path)
 	}
 	s := State{Format: stateFormat, Installed: done}
 	if err := c.writeJSON(stateFile, 0o600, s); err != nil {
@@ -361,20 +378,24 @@ func (c *change) finish(ctx context.Context) error {
 	}
 	c.state = s
 	_ = c.report(c.status("Finish", Installed, fmt.Sprintf("version %s is installed, mode %s", c.to.Version, c.to.Mode)))
-	c.tidy(ctx, j.Files) // the rest is done again by the next change, if it fails
+	c.tidy(ctx) // the rest is done again by the next change, if it fails
 	return nil
 }
 
-// tidy removes what a change needed: the switch, kept files, versions.
-func (i Installer) tidy(ctx context.Context, files []replaced) {
+// tidy removes what a change needed: the switch, kept files, versions. The programs go after the unit that runs one.
+func (i Installer) tidy(ctx context.Context) {
 	s, err := i.State()
 	if err != nil || s.Change != nil {
 		return
 	}
-	for _, f := range files {
-		_ = present(os.Remove(i.Host.Path(f.Path + before)))
+	files := []string{configuration}
+	if s.Installed != nil {
+		files = s.Installed.Files
 	}
-	_ = errors.Join(i.remove(bootLink), i.remove(path.Join(units, bootUnit)), i.remove(i.file(beforeFile)), i.collect(s),
+	for _, f := range files {
+		_ = i.remove(f + before)
+	}
+	_ = errors.Join(i.removeBoot(), i.remove(i.file(beforeFile)), i.collect(s),
 		i.command(ctx, "systemctl", "daemon-reload"), i.disarm(ctx))
 }
 

@@ -36,7 +36,7 @@ const (
 const stateFormat = 1
 
 // A State is what is installed and, during a change, from what to what. It is the journal: it is on disk before
-// anything else changes.
+// anything else changes but the switch.
 type State struct {
 	Format    int           `json:"format"`
 	Installed *Installation `json:"installed,omitempty"` // nil is nothing
