@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -62,13 +63,12 @@ func TestEventsAreAlike(t *testing.T) {
 		took[kind] = append(took[kind], time.Since(began))
 		texts[x.anonymous(e)]++
 	}
+	permitted := time.NewTicker(1050 * time.Millisecond) // a node sends one Event a second
+	defer permitted.Stop()
 	for round := range len(kinds()) * eachImages {
-		began := time.Now()
+		<-permitted.C
 		for i, x := range all {
 			try(x, kinds()[(round+i)%len(kinds())], round/len(kinds()))
-		}
-		if round >= 9 { // the rest of the burst, and from then on one a second
-			time.Sleep(time.Until(began.Add(1050 * time.Millisecond)))
 		}
 	}
 	if len(texts) != 1 {
@@ -86,6 +86,56 @@ func TestEventsAreAlike(t *testing.T) {
 		}
 		try(x, "absent", eachImages)
 	}
+}
+
+// A pod that had an Event before a restart of pullgated has no second one, whatever image it is denied next. A pod that
+// comes after has one at once.
+func TestEventsAfterARestart(t *testing.T) {
+	t.Parallel()
+	w := begin(t, kubernetes137)
+	w.certify(day, nodes)
+	gate := node.RunPullgated(w, w.dir, criproxytest.NewRuntime(t).Endpoint(), w.enforcing()...)
+	kubelet := testkit.Value(node.NewKubelet(t.Context(), gate.Endpoint()))(t)
+	t.Cleanup(kubelet.Close)
+	images := []string{image, "registry.test/team/other:1"}
+	deny := func(p *node.Pod) {
+		t.Helper()
+		for _, p.Image = range images {
+			testkit.Equal(t, "image of a denied pod", testkit.Value(kubelet.Precheck(t.Context(), p))(t), "")
+		}
+	}
+	// comes is a pod that is denied each image, and has an Event for each.
+	comes := func(name string) *node.Pod {
+		t.Helper()
+		w.synced(gate)
+		object := pod(w.name, w.name, name)
+		for i, c := range images[1:] {
+			object.Spec.Containers = append(object.Spec.Containers, corev1.Container{
+				Name: fmt.Sprint("more", i), Image: c, ImagePullPolicy: corev1.PullNever,
+			})
+		}
+		p := &node.Pod{Namespace: w.name, Name: name, UID: w.create(object)}
+		w.must(kubelet.Sandbox(t.Context(), p))
+		deny(p)
+		return p
+	}
+	events := func() map[string]int {
+		have := map[string]int{}
+		for _, e := range testkit.Value(w.core.Events(w.name).List(t.Context(), metav1.ListOptions{}))(t).Items {
+			have[e.InvolvedObject.Name]++
+		}
+		return have
+	}
+	before := comes("before")
+	w.until("the pod has its Events", func() bool { return events()["before"] == 2 })
+	w.must(gate.Restart(t.Context()))
+	deny(before) // perhaps before the pods are listed
+	w.synced(gate)
+	deny(before)
+	comes("later")
+	// Events are sent in the order of the calls, so one about the former pod would come first.
+	w.until("the later pod has its Events", func() bool { return events()["later"] == 2 })
+	testkit.Equal(t, "Events", events(), map[string]int{"before": 2, "later": 2})
 }
 
 // bringImages puts the images of each kind but absent on the node, past every pullgated.
@@ -123,13 +173,13 @@ func startTenantNode(t *testing.T, n *node.Node, name func(kind string, i int) s
 			})
 		}
 	}
-	x.pod = &node.Pod{Namespace: x.name, Name: "tenant", UID: x.create(p)}
 	x.certify(day, nodes)
 	x.gate = testkit.Value(n.Protect(t.Context(), n.Containerd.Endpoint(), x.enforcing()...))(t)
 	x.kubelet = testkit.Value(node.NewKubelet(t.Context(), x.gate.Endpoint()))(t)
 	t.Cleanup(x.kubelet.Close)
-	x.must(x.kubelet.Sandbox(t.Context(), x.pod))
 	x.synced(x.gate)
+	x.pod = &node.Pod{Namespace: x.name, Name: "tenant", UID: x.create(p)} // later than pullgated
+	x.must(x.kubelet.Sandbox(t.Context(), x.pod))
 
 	owner := &runtimeapi.PodSandboxConfig{
 		Metadata:    &runtimeapi.PodSandboxMetadata{Name: "owner", Namespace: "owners", Uid: "owner-on-" + x.name},

@@ -30,6 +30,18 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	victims := w.name + "-victims"
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: victims}}
 	testkit.Value(w.core.Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
+
+	w.certify(day, nodes)
+	runtime := criproxytest.NewRuntime(t).Endpoint()
+	if os.Getenv("PULLGATE_FLOOD") == "containerd" {
+		n := testkit.Value(node.New(t.Context(), node.Options{}))(t)
+		host.AtEnd(t, n.Close)
+		runtime = n.Containerd.Endpoint()
+	}
+	gate := node.RunPullgated(w, w.dir, runtime, w.enforcing()...)
+	w.synced(gate) // so that the pods are later than pullgated
+	kubelet := testkit.Value(node.NewKubelet(t.Context(), gate.Endpoint()))(t)
+	t.Cleanup(kubelet.Close)
 	api := w.fastClient().CoreV1()
 	all := make([]*node.Pod, many)
 	var g errgroup.Group
@@ -46,17 +58,6 @@ func TestDeniedPodsMakeFewEvents(t *testing.T) {
 	during := testkit.Value(denied(t, api, victims, w.name, "during"))(t)
 	after := testkit.Value(denied(t, api, victims, w.name, "after"))(t)
 
-	w.certify(day, nodes)
-	runtime := criproxytest.NewRuntime(t).Endpoint()
-	if os.Getenv("PULLGATE_FLOOD") == "containerd" {
-		n := testkit.Value(node.New(t.Context(), node.Options{}))(t)
-		host.AtEnd(t, n.Close)
-		runtime = n.Containerd.Endpoint()
-	}
-	gate := node.RunPullgated(w, w.dir, runtime, w.enforcing()...)
-	w.synced(gate)
-	kubelet := testkit.Value(node.NewKubelet(t.Context(), gate.Endpoint()))(t)
-	t.Cleanup(kubelet.Close)
 	// try makes a pre-check of a pod, which denies it, and removes the pod's sandbox.
 	try := func(p *node.Pod) error {
 		if err := kubelet.Sandbox(t.Context(), p); err != nil {

@@ -35,6 +35,7 @@ func TestQuietSource(t *testing.T) {
 	quiet := w.member(w.name+"-quiet", ", nodeCondition: false, nodeReport: false, podEvents: false")
 	loud := w.member(w.name+"-loud", ", nodeReport: true")
 	members := fleet{"quiet": quiet, "loud": loud}
+	w.synced(loud.gate) // so that its pods are later than pullgated, and have Events at once
 	for name, m := range members {
 		m.idle()
 		m.runs(w.name, "proves-"+name, "own")

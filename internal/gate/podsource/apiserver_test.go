@@ -32,6 +32,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/fleet/api"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -488,6 +489,7 @@ type world struct {
 	*testing.T
 	api     *apiserver
 	net     *network
+	options podsource.Options
 	source  *podsource.Source
 	key     credential.Key
 	mu      sync.Mutex
@@ -545,14 +547,20 @@ func inWorld(t *testing.T, f func(w *world)) {
 			},
 		}
 		o.Dial(w.net.dial)
-		var err error
-		if w.source, err = podsource.New(o); err != nil {
-			t.Fatal(err)
-		}
+		w.options = o
+		w.renew()
 		f(w)
 		w.stop()
 		end()
 	})
+}
+
+// renew ends the source, if it runs, and makes a new one, as a restart of pullgated does.
+func (w *world) renew() {
+	w.Helper()
+	w.stop()
+	w.stop = func() {}
+	w.source = testkit.Value(podsource.New(w.options))(w)
 }
 
 // startWithPull starts the source with a pod u1 whose pull secret has a credential for repo.test.

@@ -68,9 +68,14 @@ func newEvents(count func(outcome string)) *events {
 	}
 }
 
-// Event queues an Event of type Warning on a pod, and returns at once. A repeated one for the same pod and image is
-// left out for ten minutes. Without Run, or if the API server does not take it, nothing is sent.
+// Event queues an Event of type Warning on a known pod, and returns at once. A repeated one for the same pod and image
+// is left out for ten minutes. So is, in the first ten minutes of the source, each one about a pod that may be older
+// than the source: a former process may have sent it. Without Run, or if the API server does not take it, nothing is
+// sent.
 func (s *Source) Event(p tracker.Pod, image, reason, message string) {
+	if known, ok := s.ByUID(p.UID); !ok || known.older && time.Since(s.began) < eventAgain {
+		return
+	}
 	about := sha256.Sum256([]byte(p.UID + "\x00" + image)) // an image may have a long name
 	s.events.add(event{p, about, reason, message[:min(len(message), maxMessage)]}, time.Now())
 }
@@ -159,6 +164,7 @@ func (e *events) run(
 	ctx context.Context, node string, has func(tracker.Pod) bool, create func(context.Context, *corev1.Event) error,
 ) {
 	limit := rate.NewLimiter(rate.Every(time.Second), eventBurst)
+	limit.AllowN(time.Now(), eventBurst) // a former process may have used them
 	lines := rate.NewLimiter(rate.Every(time.Minute), 1)
 	for {
 		select {

@@ -46,6 +46,7 @@ type Pod struct {
 	cut         bool        // the pod names more
 	account     string      // its service account
 	ended       bool        // its containers have ended, and no container will be started
+	older       bool        // than the source, or it may be
 	from        *secrets    // their contents
 	view        *view       // nil if no policy uses a field
 	logged      atomic.Bool // it was logged that its Secrets have too many wildcards

@@ -55,6 +55,7 @@ type Options struct {
 // A Source is a pod source. Its methods may be called concurrently, before, during and after Run.
 type Source struct {
 	options Options
+	began   time.Time // former processes have ended before
 	node    atomic.Pointer[string]
 	secrets *secrets
 	events  *events
@@ -88,7 +89,7 @@ func New(o Options) (*Source, error) {
 		o.Accounts = func() bool { return false }
 	}
 	s := &Source{
-		options: o, secrets: newSecrets(o.Key, o.Failed, o.Accounts), events: newEvents(o.Sent),
+		options: o, began: time.Now(), secrets: newSecrets(o.Key, o.Failed, o.Accounts), events: newEvents(o.Sent),
 		byKey: map[key]*Pod{}, byUID: map[string]*Pod{}, named: map[key]int{}, arrived: make(chan struct{}),
 	}
 	if o.NodeName != "" {

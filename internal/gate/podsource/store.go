@@ -37,11 +37,15 @@ func (s store) put(api *corev1.Pod, listed bool) {
 		p.from = s.secrets
 		old := s.byKey[at] // without the lock: only the reflector changes it
 		p.view = viewOf(api, s.kept(), p.ended, maxObjects-s.objects+old.size())
+		known := old != nil && old.Pod == p.Pod
+		// A list before the first watch, or the time, is not enough: the list may come from a cache that is behind, and
+		// clocks may differ. No lock here either.
+		p.older = known && old.older || s.watch == 0 || api.CreationTimestamp.Unix() < s.began.Unix()
 		// Before the pod can be found, and not for a change of its status: most changes are of the status.
-		if old == nil || old.Pod != p.Pod || !slices.Equal(old.reads(), p.reads()) {
+		if !known || !slices.Equal(old.reads(), p.reads()) {
 			s.secrets.need(p.reads())
 		}
-		switch known := old != nil && old.Pod == p.Pod; {
+		switch {
 		case known && old.annotations == p.annotations && slices.Equal(old.uses, p.uses):
 			p.changed = old.changed
 		case known || listed:
