@@ -3,6 +3,9 @@ package dispatcher_test
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -160,6 +163,29 @@ func refusesWhatCanNeverWork(x *test) {
 		t.Errorf("another installFolder is answered with %v", err)
 	}
 	x.becomes("Paused", "")
+}
+
+// The API server takes the Rollouts of the pages, and knows their fields.
+func TestRolloutsOfThePages(t *testing.T) {
+	x := begin(t, 0)
+	pages := testkit.Value(filepath.Glob("../../docs/platforms/*.md"))(t)
+	found := 0
+	for _, page := range append(pages, "../../docs/fleet.md") {
+		text := string(testkit.Value(os.ReadFile(page))(t))
+		for _, m := range regexp.MustCompile("(?s)```yaml\n(apiVersion: fleet.*?)```").FindAllStringSubmatch(text, -1) {
+			found++
+			o := parse(t, strings.Replace(m[1], "the key of the release", "MFkwEw==", 1))
+			o.SetName(x.pool)
+			if _, err := x.fleet.rollouts.Create(t.Context(), o, metav1.CreateOptions{
+				DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict,
+			}); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+	}
+	if found < 2 {
+		t.Errorf("%d Rollouts; want those of the fleet and of GKE", found)
+	}
 }
 
 // TestPrinterColumns shows what kubectl get prints.
