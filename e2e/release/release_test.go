@@ -2,7 +2,6 @@ package release_test
 
 import (
 	"bytes"
-	"compress/gzip"
 	"fmt"
 	"io"
 	"log" //nolint:depguard // the registry takes its logger
@@ -75,7 +74,7 @@ func TestRelease(t *testing.T) {
 		{"cosign accepts the image, in the layout and in a registry", imageOfCosign},
 		{"verify-release accepts a bundle of cosign, and no change", verified},
 		{"apt installs from it", apt},
-		{"the index for dnf lists the packages", dnf},
+		{"dnf fetches the package", dnf},
 		{"a release without a key is a test", testKey},
 	} {
 		step.run(s)
@@ -254,17 +253,31 @@ func apt(s *site) {
 	}
 }
 
+// dnf fetches the package from the directory, whose index it verifies by a key of gpg.
 func dnf(s *site) {
-	content := testkit.Value(os.ReadFile(s.path("repodata/primary.xml.gz")))(s)
-	zipped := testkit.Value(gzip.NewReader(bytes.NewReader(content)))(s)
-	index := string(testkit.Value(io.ReadAll(zipped))(s))
-	sums := string(testkit.Value(os.ReadFile(s.path("SHA256SUMS")))(s))
-	rpm := regexp.MustCompile(`(?m)^([0-9a-f]{64})  (\S+\.rpm)$`).FindStringSubmatch(sums)
-	if rpm == nil || !strings.Contains(index, `packages="1"`) || !strings.Contains(index, ">"+rpm[1]+"</checksum>") ||
-		!strings.Contains(index, `<location href="`+rpm[2]+`"/>`) {
-		s.Errorf("%q is not in the index\n%s", rpm, index)
+	state := filepath.Join(s.dir, "dnf")
+	key := filepath.Join(s.dir, "dnf.asc")
+	s.run("gpg", "--armor", "--export", "--output", key)
+	download := func() (string, error) {
+		return s.try("dnf", "--assumeyes", "--installroot="+state, "--releasever=1", "--setopt=reposdir=/dev/null",
+			"--repofrompath=pullgate,file://"+s.dist, "--setopt=pullgate.repo_gpgcheck=1", "--setopt=pullgate.gpgcheck=0",
+			"--setopt=pullgate.gpgkey=file://"+key, "install", "--downloadonly", "--downloaddir="+state, "pullgate")
 	}
-	s.run("gpg", "--verify", s.path("repodata/repomd.xml.asc"), s.path("repodata/repomd.xml"))
+	index := s.path("repodata/repomd.xml")
+	content := testkit.Value(os.ReadFile(index))(s)
+	testkit.Must(s, os.WriteFile(index, append(bytes.Clone(content), '\n'), 0o600))
+	if out, err := download(); err == nil || !strings.Contains(out, "signature") {
+		s.Errorf("dnf with a changed index: %v\n%s", err, out)
+	}
+	testkit.Must(s, os.WriteFile(index, content, 0o600))
+	out, err := download()
+	testkit.Must(s, err)
+	name := filepath.Base(testkit.Value(filepath.Glob(s.path("*.rpm")))(s)[0])
+	got, err := os.ReadFile(filepath.Join(state, name))
+	want := testkit.Value(os.ReadFile(s.path(name)))(s)
+	if err != nil || !bytes.Equal(got, want) {
+		s.Errorf("dnf: %v, %d bytes; want %d\n%s", err, len(got), len(want), out)
+	}
 }
 
 func testKey(s *site) {
