@@ -101,7 +101,7 @@ func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 		}
 		ending := i
 		ending.next = &r
-		s, endErr := ending.resolve(ctx, state, "it had been interrupted", false)
+		s, endErr := ending.end(ctx, state, "it had been interrupted", false)
 		switch state, err = i.State(); {
 		case err != nil:
 			return refused(err)
@@ -164,8 +164,8 @@ func (c *change) apply(ctx context.Context) (Status, error) {
 			c.tidy(ctx)
 			_ = c.report(s) // on a full disk there is space now
 			return s, program.WithHint(err, program.HintOf(err))
-		case c.state.Change == nil: // the end of an installation
-			return c.status(stage.Name, Installed, message(stage.Name, err, "")), nil
+		case stage.Name == "Finish":
+			return c.unfinished(ctx, err)
 		default:
 			c.state.Change.At = stage.Name
 			return c.resolve(ctx, c.state, said(err), false)

@@ -236,8 +236,7 @@ func (h *host) killedThen(tc transition, next string, nth int, done string) (at 
 	case next == "timer" && h.timer == nil:
 		ends = false
 	case next == "timer":
-		h.timer = nil
-		s, err = h.installer().Revert(h.Context(), nodeinstall.ByTimer)
+		s, err = h.timeIsOver()
 	case next == "hand":
 		s, err = h.installer().Revert(h.Context(), nodeinstall.ByHand)
 		if err != nil && strings.Contains(err.Error(), "no change of this node") {
@@ -291,6 +290,20 @@ func (h *host) killedThen(tc transition, next string, nth int, done string) (at 
 		h.Fatalf("killed before change %d, %q, then %s", nth, at, next)
 	}
 	return at
+}
+
+// timeIsOver runs the timer, which does nothing without its program.
+func (h *host) timeIsOver() (nodeinstall.Status, error) {
+	h.Helper()
+	if h.timer == nil {
+		h.Fatal("no timer runs")
+	}
+	program := h.timer[0]
+	h.timer = nil
+	if !h.exists(program) {
+		return nodeinstall.Status{}, nil
+	}
+	return h.installer().Revert(h.Context(), nodeinstall.ByTimer)
 }
 
 // withoutVersion leaves the programs that the pod has placed out of a snapshot.
@@ -362,6 +375,9 @@ func (h *host) fullFrom(tc transition, nth int) (full bool) {
 	}
 	s, err := h.apply(tc.request)
 	h.hook = nil
+	if s.Outcome == nodeinstall.Failed && s.Stage == "Finish" { // it is confirmed, and is finished once there is space
+		s, err = h.timeIsOver()
+	}
 	version := ""
 	state := testkit.Value(h.installer().State())(h)
 	if state.Installed != nil {
@@ -397,38 +413,33 @@ func (h *host) fullFrom(tc transition, nth int) (full bool) {
 
 // A confirmed change that cannot be finished on a full disk is finished once there is space.
 func TestConfirmedOnAFullDisk(t *testing.T) {
-	for _, by := range []nodeinstall.Caller{nodeinstall.ByTimer, nodeinstall.ByBoot} {
+	for name, end := range map[string]func(h *host) (nodeinstall.Status, error){
+		"timer": func(h *host) (nodeinstall.Status, error) {
+			return h.installer().Revert(h.Context(), nodeinstall.ByTimer)
+		},
+		"boot": func(h *host) (nodeinstall.Status, error) {
+			return h.installer().Revert(h.Context(), nodeinstall.ByBoot)
+		},
+		"apply": func(h *host) (nodeinstall.Status, error) { return h.apply(request("v2")) },
+	} {
 		onHost(t, func(h *host) {
 			h.install(request("v1"))
 			h.place("v2")
-			h.hook = func(what string) error {
-				if what == "stage Probation" {
-					panic(errKilled)
-				}
-				return nil
-			}
-			func() {
-				defer func() { _ = recover() }()
-				_, _ = h.apply(request("v2"))
-			}()
+			h.killedIn("Finish", request("v2"))
 			h.timer = nil
 			h.hook = func(what string) error {
-				if strings.HasPrefix(what, "write ") {
+				if strings.HasPrefix(what, "write ") && !strings.HasSuffix(what, "/status.json") {
 					return fmt.Errorf("%s: %w", what, syscall.ENOSPC)
 				}
 				return nil
 			}
-			if s, err := h.installer().Revert(h.Context(), by); err == nil || s.Outcome != nodeinstall.Failed ||
+			if s, err := end(h); err == nil || s.Outcome != nodeinstall.Failed ||
 				!strings.Contains(s.Message, "no space left on device (free space or inodes there") {
-				h.Errorf("Revert(%s) on a full disk = %+v, %v", by, s, err)
+				h.Errorf("%s on a full disk: %+v, %v", name, s, err)
 			}
-			if h.timer == nil {
-				h.Fatalf("after Revert(%s) on a full disk nothing will finish the change", by)
-			}
-			h.hook, h.timer = nil, nil
-			s, err := h.installer().Revert(h.Context(), nodeinstall.ByTimer)
-			if err != nil || s.Outcome != nodeinstall.Installed {
-				h.Errorf("Revert with space = %+v, %v", s, err)
+			h.hook = nil
+			if s, err := h.timeIsOver(); err != nil || s.Outcome != nodeinstall.Installed {
+				h.Errorf("after %s with space: %+v, %v", name, s, err)
 			}
 			h.wantWell("v2", nodeinstall.Enforce)
 		})

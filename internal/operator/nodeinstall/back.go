@@ -39,7 +39,7 @@ func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
 	if errors.Is(err, ErrBusy) && by == ByTimer {
 		unlock, err = i.overtake(ctx)
 	}
-	if err != nil || unlock == nil {
+	if err != nil {
 		return Status{}, err
 	}
 	defer func() { _ = unlock() }() // the end of the process unlocks too
@@ -56,32 +56,50 @@ func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
 		return Status{}, program.Hintf("pullgatectl node rollback returns to the version before, pullgatectl node remove "+
 			"takes pullgate off", "no change of this node is in progress")
 	}
-	c := &change{Installer: i, state: state, req: j.Request, to: j.To}
-	if c.confirmed() && !j.Back && by != ByHand && j.Request.Action != Remove {
-		if err := c.finish(ctx); err != nil {
-			s := c.status("Finish", Failed, message("Finish", err, "the node works with "+j.To.Version))
-			_ = c.report(s)
-			c.tryAgain(ctx, j)
-			return s, program.WithHint(err, "correct that; it is tried again in a minute")
-		}
-		return i.Status()
+	if by == ByBoot { // should this be killed
+		_ = i.armTimer(ctx, state.ender(), 2*time.Minute)
 	}
 	why := map[Caller]string{
 		ByHand: "it was reverted by hand", ByTimer: "it was not confirmed in time",
 		ByBoot: "the node was restarted before it was confirmed",
 	}[by]
-	s, err := i.resolve(ctx, state, why, by == ByBoot)
+	end := i.end
+	if by == ByHand {
+		end = i.resolve
+	}
+	s, err := end(ctx, state, why, by == ByBoot)
 	if s.Outcome == TakenBack || s.Outcome == Removed { // which is what a revert is for
 		return s, nil
 	}
 	return s, err
 }
 
+// end finishes a change that is confirmed, and resolves any other one.
+func (i Installer) end(ctx context.Context, state State, why string, boot bool) (Status, error) {
+	j := state.Change
+	c := &change{Installer: i, state: state, req: j.Request, to: j.To}
+	if !c.confirmed() || j.Back || j.Request.Action == Remove {
+		return i.resolve(ctx, state, why, boot)
+	}
+	if err := c.finish(ctx); err != nil {
+		return c.unfinished(ctx, err)
+	}
+	return i.Status()
+}
+
+// unfinished lets the timer finish a confirmed change, because of an error.
+func (c *change) unfinished(ctx context.Context, err error) (Status, error) {
+	s := c.status("Finish", Failed, message("Finish", err, "the node works with "+c.to.Version))
+	_ = c.report(s)
+	c.tryAgain(ctx, c.state)
+	return s, program.WithHint(err, "correct that; it is tried again in a minute")
+}
+
 // overtake waits for a change that is being taken back or is confirmed, and ends one that hangs.
 func (i Installer) overtake(ctx context.Context) (func() error, error) {
 	if state, err := i.State(); err == nil && state.Change != nil && !state.Change.Back &&
 		i.exists(i.file("confirm-"+state.Change.Request.Attempt)) {
-		return nil, nil //nolint:nilnil // who holds the lock finishes it
+		return i.lock(ctx) // who holds it finishes the change, unless it is killed
 	}
 	waiting, cancel := context.WithTimeout(ctx, 2*backWithin)
 	defer cancel()
@@ -115,29 +133,32 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 	}
 	at := State{Installed: b.to}
 	_ = i.remove(i.file("confirm-" + j.Request.Attempt)) // it would count after the next boot
-	working := i.statusOf(j.Request, state, stage, "", cmp.Or(j.Why, why))
-	working.Outcome = ""
-	_ = i.report(working)
+	_ = i.report(i.statusOf(j.Request, state, stage, "", cmp.Or(j.Why, why)))
 	if !remove {
 		i.progress("take everything back: %s", j.Why)
 	}
-	if err := b.run(ctx); err != nil {
-		s := i.statusOf(j.Request, at, stage, Failed, message(stage, err, "correct that, then run "+i.file(versions,
-			cmp.Or(j.To.Version, "VERSION"), "pullgatectl")+" node revert"))
+	err := b.run(ctx)
+	var s Status
+	if err == nil {
+		s = i.statusOf(j.Request, at, j.At, TakenBack, i.takenBack(j, b))
+		if remove {
+			s = i.statusOf(j.Request, at, stage, Removed, "pullgate is taken off this node")
+		}
+		err = i.commit(ctx, s, b)
+	}
+	if err != nil {
+		s = i.statusOf(j.Request, at, stage, Failed, message(stage, err, "correct that, then run "+i.file(versions,
+			cmp.Or(state.ender(), "VERSION"), "pullgatectl")+" node revert"))
 		_ = i.report(s)
-		i.tryAgain(ctx, j)
+		i.tryAgain(ctx, state)
 		return s, program.WithHint(err, "correct that, then run pullgatectl node revert; it is tried again in a minute")
 	}
-	s := i.statusOf(j.Request, at, j.At, TakenBack, i.takenBack(j, b))
-	if remove {
-		s = i.statusOf(j.Request, at, stage, Removed, "pullgate is taken off this node")
-	}
-	return i.commit(ctx, s, b)
+	return s, outcomeError(s)
 }
 
 // tryAgain lets the timer end a change that could not be ended. If the timer has called, systemd tries again.
-func (i Installer) tryAgain(ctx context.Context, j *Change) {
-	_ = errors.Join(i.disarm(ctx), i.armTimer(ctx, j.To.Version, time.Minute))
+func (i Installer) tryAgain(ctx context.Context, state State) {
+	_ = errors.Join(i.disarm(ctx), i.armTimer(ctx, state.ender(), time.Minute))
 }
 
 func (i Installer) takenBack(j *Change, b *back) string {
@@ -153,7 +174,7 @@ func (i Installer) takenBack(j *Change, b *back) string {
 }
 
 // commit makes the end of a change the state: from then on there is no journal. The switch goes after it.
-func (i Installer) commit(ctx context.Context, s Status, b *back) (Status, error) {
+func (i Installer) commit(ctx context.Context, s Status, b *back) error {
 	reported := i.report(s)
 	i.removeFolders(b.change.Folders)
 	var err error
@@ -164,7 +185,7 @@ func (i Installer) commit(ctx context.Context, s Status, b *back) (Status, error
 			disk.SyncFolder(i.Host.Path(i.folder())))
 	}
 	if err != nil {
-		return s, err
+		return err
 	}
 	i.tidy(ctx)
 	if reported != nil { // the disk was full, and has space again
@@ -172,7 +193,7 @@ func (i Installer) commit(ctx context.Context, s Status, b *back) (Status, error
 			i.progress("%v", err)
 		}
 	}
-	return s, outcomeError(s)
+	return nil
 }
 
 // A back is the way to a state: the installed version before a change, or nothing.
@@ -334,7 +355,7 @@ func (i Installer) removeAll(ctx context.Context, state State, r Request) (Statu
 	state.Change = j
 	// It needs no switch unless it is killed.
 	if err := errors.Join(i.disarm(ctx, deadline+".service"),
-		i.armSwitch(ctx, was.Version, "", was.Folders, confirmWithin(r))); err != nil {
+		i.armSwitch(ctx, state, was.Folders, confirmWithin(r))); err != nil {
 		i.progress("arm the switch: %s", said(err))
 	}
 	var err error

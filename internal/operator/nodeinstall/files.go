@@ -224,25 +224,25 @@ func (i Installer) keepOriginal(o *original) error {
 	}), os.Lchown(file, o.UID, o.GID), os.Chmod(file, o.Mode))
 }
 
-// collect removes what no installed version and no change needs.
+// collect removes what no installed version and no change needs, the programs last: the switch may need one of them.
 func (i Installer) collect(s State) error {
+	var all []error
+	if s.Change == nil && i.next == nil {
+		for _, pattern := range []string{"request-*.json", "confirm-*", ".*" + temporary} {
+			found, _ := filepath.Glob(i.Host.Path(i.file(pattern))) // an error is of the pattern
+			for _, f := range found {
+				all = append(all, i.remove(path.Join(i.folder(), filepath.Base(f))))
+			}
+		}
+		if s.Installed == nil {
+			return errors.Join(append(all, i.remove(i.file(versions)))...)
+		}
+	}
 	entries, err := os.ReadDir(i.Host.Path(i.file(versions)))
-	all := []error{present(err)}
+	all = append(all, present(err))
 	for _, e := range entries {
 		if !s.needs(e.Name()) && (i.next == nil || e.Name() != i.next.Version) {
 			all = append(all, i.remove(i.file(versions, e.Name())))
-		}
-	}
-	if s.Change != nil || i.next != nil {
-		return errors.Join(all...)
-	}
-	if s.Installed == nil {
-		all = append(all, i.remove(i.file(versions)))
-	}
-	for _, pattern := range []string{"request-*.json", "confirm-*", ".*" + temporary} {
-		found, _ := filepath.Glob(i.Host.Path(i.file(pattern))) // an error is of the pattern
-		for _, f := range found {
-			all = append(all, i.remove(path.Join(i.folder(), filepath.Base(f))))
 		}
 	}
 	return errors.Join(all...)
@@ -260,13 +260,15 @@ func kubeletUnits() []string {
 // boot is the unit that ends an unconfirmed change after a reboot, before the kubelet and pullgated start, and its link.
 // It is there before the journal, and says itself which folders go with it, if they are empty: that of its link
 // if it is made, and others.
-func (i Installer) boot(version, kubelet string, folders []string) []entry {
+func (i Installer) boot(version, kubelet, attempt string, folders []string) []entry {
 	first := append(kubeletUnits(), service)
 	if kubelet != "" && !slices.Contains(first, kubelet) {
 		first = append(first, kubelet)
 	}
-	if known := i.bootFolders(); len(known) > 0 {
-		folders = known // of the same change, which was killed
+	file := path.Join(units, bootUnit)
+	attempt = "\nAttempt=" + attempt + "\n"
+	if was, _ := i.Host.ReadFile(file); strings.Contains(string(was), attempt) { // it was killed
+		folders = i.bootFolders()
 	}
 	folders = i.withMissing(folders, path.Dir(bootLink))
 	unit := fmt.Sprintf(`[Unit]
@@ -285,11 +287,9 @@ TimeoutStartSec=90
 [Install]
 WantedBy=multi-user.target
 
-[X-Pullgate]
-%s
+[X-Pullgate]%s%s%s
 `, documentation, strings.Join(first, " "), i.folder(), i.programs(version), i.programs(version), i.bootArguments(),
-		foldersPrefix+strings.Join(folders, " "))
-	file := path.Join(units, bootUnit)
+		attempt, foldersPrefix, strings.Join(folders, " "))
 	return []entry{{path: file, content: []byte(unit), mode: 0o644}, {path: bootLink, target: file}}
 }
 

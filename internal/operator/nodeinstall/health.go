@@ -1,6 +1,7 @@
 package nodeinstall
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -106,7 +107,7 @@ func (c *change) health(ctx context.Context) (*health, error) {
 func (i Installer) withLog(ctx context.Context, err error) error {
 	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "_SYSTEMD_UNIT="+service, "--quiet",
 		"--lines=5", "--no-pager", "--output=cat") // without what systemd says of it, which is more and not the reason
-	if logErr != nil || len(out) == 0 {
+	if out = bytes.TrimSpace(out); logErr != nil || len(out) == 0 {
 		return err
 	}
 	return fmt.Errorf("%w; its log: %s", err, out)

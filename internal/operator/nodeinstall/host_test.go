@@ -56,6 +56,7 @@ type host struct {
 	hook                  func(what string) error
 	reached               func() // when a confirmation is waited for
 	itself                bool   // confirms itself
+	bootKilled            int    // before which of its changes the way back at a boot is killed; 0 is none
 	started               time.Time
 }
 
@@ -413,8 +414,15 @@ func (h *host) boot() {
 			h.Fatalf("the boot unit runs %v", m)
 		}
 		if h.exists(condition.FindStringSubmatch(text)[1]) {
-			if s, err := h.installer().Revert(h.Context(), nodeinstall.ByBoot); err != nil {
-				h.Errorf("Revert at boot = %+v, %v", s, err)
+			revert := func() {
+				if s, err := h.installer().Revert(h.Context(), nodeinstall.ByBoot); err != nil {
+					h.Errorf("Revert at boot = %+v, %v", s, err)
+				}
+			}
+			if h.bootKilled == 0 {
+				revert()
+			} else if h.killed(h.bootKilled, revert) == "" {
+				h.bootKilled = 0
 			}
 		}
 	}

@@ -47,13 +47,11 @@ func (p Pod) Run(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{Stage: "Request", Outcome: NotStarted, Message: message("Request", err, "nothing was changed")}, err
 	}
-	last, err := p.Status()
-	state, stateErr := p.State()
-	if err == nil && stateErr == nil && last.Attempt == r.Attempt && last.Outcome != "" && state.Change == nil {
+	if last, state, err := p.both(); err == nil && last.Attempt == r.Attempt && last.Outcome != "" && state.Change == nil {
 		return last, outcomeError(last)
 	}
-	command, err := p.prepare(state, r)
-	if err = errors.Join(stateErr, err); err != nil {
+	command, err := p.prepare(ctx, r)
+	if err != nil {
 		return ended(r, "Place", NotStarted, message("Place", err, "nothing was changed")), err
 	}
 	if command == nil { // but a pod that was killed may have placed something
@@ -95,19 +93,43 @@ func (p Pod) annotations() (map[string]string, error) {
 	return all, nil
 }
 
-// prepare places what the host needs, and returns what it is to run; nil if there is nothing to remove.
-func (p Pod) prepare(state State, r Request) ([]string, error) {
+// prepare places what the host needs, and returns what it is to run; nil if there is nothing to remove. Meanwhile no
+// change can begin, which would use what is replaced. One that has begun keeps others out, and has its programs.
+func (p Pod) prepare(ctx context.Context, r Request) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*backWithin)
+	defer cancel()
+	for {
+		waiting, cancel := context.WithTimeout(ctx, lockWithin)
+		unlock, busy := p.lock(waiting)
+		cancel()
+		if busy == nil {
+			defer func() { _ = unlock() }()
+		}
+		state, err := p.State()
+		j := state.Change
+		switch {
+		case err != nil:
+			return nil, err
+		case busy == nil, j != nil && (j.Request.Attempt == r.Attempt || !p.dead(j)):
+			return p.place(state, r)
+		case ctx.Err() != nil || !errors.Is(busy, ErrBusy):
+			return nil, busy
+		}
+	}
+}
+
+func (p Pod) place(state State, r Request) ([]string, error) {
 	version := r.Version
 	switch j := state.Change; {
 	case j != nil && j.Request.Attempt == r.Attempt: // it was placed, and killed
-		version = j.To.Version
+		version = state.ender()
 	case j != nil && !p.dead(j):
 		return nil, program.Hintf("wait until it has ended", "attempt %s is in progress on this node, until %s",
 			j.Request.Attempt, j.Deadline.UTC().Format(time.RFC3339))
 	case r.Action != Install && state.Installed != nil:
 		version = state.Installed.Version
 	case r.Action != Install && j != nil:
-		version = j.To.Version
+		version = state.ender()
 	case r.Action == Remove:
 		// Of an attempt that was killed, and has armed the switch perhaps.
 		placed, _ := filepath.Glob(p.Host.Path(p.file(versions, "[!.]*", "pullgatectl"))) // an error is of the pattern
@@ -125,7 +147,7 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 			return nil, program.Hintf("use the image of that version",
 				"the request is for version %s, and this image has %s", version, p.Version)
 		}
-		if err := p.place(state, r); err != nil {
+		if err := p.placePrograms(state, r); err != nil {
 			return nil, errors.Join(err, p.collect(state))
 		}
 	}
@@ -138,8 +160,8 @@ func (p Pod) prepare(state State, r Request) ([]string, error) {
 	}, nil
 }
 
-// place copies the programs, verifies the copies, and gives their folder its name.
-func (p Pod) place(state State, r Request) (err error) {
+// placePrograms copies the programs, verifies the copies, and gives their folder its name.
+func (p Pod) placePrograms(state State, r Request) (err error) {
 	if state.needs(r.Version) && p.exists(p.programs(r.Version)) {
 		return errors.Join(p.samePrograms(r.Version), p.verify(p.Programs, r))
 	}
@@ -275,6 +297,9 @@ func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, e
 				none := errors.New("it ended three times without a result")
 				s.Message = none.Error()
 				return p.gaveUp(r, s, errors.Join(none, failed, p.report(s))) // on a full disk no result can be written
+			}
+			if !p.exists(command[0]) { // the end of another change has removed it
+				return p.Run(ctx)
 			}
 			started++
 			failed = p.Start(ctx, installing, "pullgate, "+strings.ToLower(string(r.Action))+" "+r.Version, command...)

@@ -30,6 +30,7 @@ type pod struct {
 	kills    int // how many of the starts are killed
 	confirms bool
 	halts    bool          // it is killed when it has placed what the host needs
+	placed   func()        // called once then
 	last     chan struct{} // closed when the command has ended
 }
 
@@ -76,6 +77,10 @@ func (p *pod) run() (nodeinstall.Status, error) {
 func (p *pod) start(_ context.Context, unit, _ string, command ...string) error {
 	if p.halts {
 		panic(errKilled)
+	}
+	if p.placed != nil {
+		p.placed()
+		p.placed = nil
 	}
 	p.starts++
 	if unit != "pullgate-install.service" || command[1] != "node" || command[2] != "apply" || command[5] != "--request" {
@@ -203,7 +208,7 @@ func TestPodWantsBundles(t *testing.T) {
 		before := h.snapshot()
 		s, err := nodeinstall.Pod{
 			Installer: h.installer(), Annotations: h.path("/podinfo"), Programs: h.path("/image"), Version: "v1",
-		}.Run(t.Context())
+		}.Run(h.Context())
 		if !errors.Is(err, release.ErrNotSigned) || s.Outcome != nodeinstall.NotStarted || h.snapshot() != before {
 			t.Errorf("Run = %+v, %v; want that it is not signed, and nothing placed", s, err)
 		}
@@ -519,22 +524,4 @@ func TestConfirmationOfAChangeThatIsTakenBack(t *testing.T) {
 		}
 		testkit.Must(t, f.Close())
 	})
-}
-
-// Another attempt ends one whose switch has not worked. What its pod has placed stays.
-func TestAttemptAfterADeadOne(t *testing.T) {
-	for _, version := range []string{"v1", "v2"} {
-		onHost(t, func(h *host) {
-			h.place("v1")
-			h.killedIn("Compare", request("v1"))
-			h.timer = nil
-			time.Sleep(time.Hour)
-			p := newPod(h, version)
-			p.request.Attempt = "again"
-			if s, err := p.run(); err != nil || !s.Good() {
-				t.Errorf("version %s: %+v, %v; want it installed", version, s, err)
-			}
-			h.wantWell(version, nodeinstall.Enforce)
-		})
-	}
 }

@@ -118,13 +118,17 @@ func (c *change) nothingOfOthers(ctx context.Context) error {
 				strings.Join(u.Files, ", "))
 		}
 	}
-	for _, name := range []string{service, socket, bootUnit} {
-		if file := path.Join(units, name); c.exists(file) && (name != bootUnit || !c.isBootUnit(file)) {
-			return program.Hintf("remove it if nothing needs it, and run systemctl daemon-reload",
-				"%s exists already, and pullgatectl did not write it", file)
+	for _, name := range []string{service, socket} {
+		if file := path.Join(units, name); c.exists(file) {
+			return ofOthers(file)
 		}
 	}
 	return nil
+}
+
+func ofOthers(file string) error {
+	return program.Hintf("remove it if nothing needs it, and run systemctl daemon-reload",
+		"%s exists already, and pullgatectl did not write it", file)
 }
 
 // arm comes before the journal, so that there is no moment at which a journal needs somebody to read it.
@@ -138,26 +142,28 @@ func (c *change) arm(ctx context.Context) error {
 			return err
 		}
 	}
-	kubelet := ""
-	if k, err := c.Host.Discover(ctx, c.Enabler.Unit); err == nil {
-		kubelet = k.Unit.Name
-	}
-	return c.armSwitch(ctx, c.to.Version, kubelet, nil, c.end.Sub(c.now()))
+	begun := State{Installed: c.state.Installed, Change: &Change{Request: c.req, To: c.to}}
+	return c.armSwitch(ctx, begun, nil, c.end.Sub(c.now()))
 }
 
-// armSwitch arms the switch: the timer, then the unit for the boot. Both run the pullgatectl of a version.
-func (i Installer) armSwitch(
-	ctx context.Context, version, kubelet string, folders []string, after time.Duration,
-) error {
-	if err := i.armTimer(ctx, version, after); err != nil {
-		return err
+// armSwitch arms the switch of a change that is about to begin, or goes on: the timer, and the unit for the boot, with
+// which folders go.
+func (i Installer) armSwitch(ctx context.Context, s State, folders []string, after time.Duration) error {
+	file := path.Join(units, bootUnit)
+	if i.exists(file) && !i.isBootUnit(file) {
+		return ofOthers(file)
 	}
-	for _, e := range i.boot(version, kubelet, folders) {
-		if err := i.put(&Change{}, e); err != nil {
-			return err
+	kubelet := ""
+	if st, err := i.enabler(time.Minute).Status(ctx); err == nil {
+		kubelet = st.Unit
+	}
+	err := i.armTimer(ctx, s.ender(), after)
+	for _, e := range i.boot(s.ender(), kubelet, s.Change.Request.Attempt, folders) {
+		if putErr := i.put(&Change{}, e); putErr != nil {
+			return errors.Join(err, putErr)
 		}
 	}
-	return nil
+	return err
 }
 
 func (c *change) journal(ctx context.Context) error {
@@ -203,8 +209,8 @@ func (i Installer) armTimer(ctx context.Context, version string, after time.Dura
 	if err == nil && found[0].Active == "active" {
 		return nil
 	}
-	// It tries again if it fails, unless its program is gone, which is the last that a change removes. Without an
-	// accuracy, systemd may be late by a minute.
+	// It tries again if it fails, unless its program is gone, which goes after the journal and the unit for the boot.
+	// Without an accuracy, systemd may be late by a minute.
 	command := path.Join(i.programs(version), "pullgatectl")
 	return i.command(ctx, "systemd-run", "--quiet", "--collect", "--unit="+deadline,
 		fmt.Sprintf("--on-active=%d", max(1, int(after.Seconds()))), "--timer-property=AccuracySec=1s",
@@ -395,8 +401,8 @@ func (i Installer) tidy(ctx context.Context) {
 	for _, f := range files {
 		_ = i.remove(f + before)
 	}
-	_ = errors.Join(i.removeBoot(), i.remove(i.file(beforeFile)), i.collect(s),
-		i.command(ctx, "systemctl", "daemon-reload"), i.disarm(ctx))
+	_ = errors.Join(i.removeBoot(), i.command(ctx, "systemctl", "daemon-reload"), i.remove(i.file(beforeFile)),
+		i.collect(s), i.disarm(ctx))
 }
 
 // disarm stops the timer and more units of the switch, if they run. The timer's service may be the caller.

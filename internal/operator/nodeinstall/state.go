@@ -50,6 +50,14 @@ func (s State) needs(version string) bool {
 		s.Change != nil && s.Change.To.Version == version
 }
 
+// ender returns the version whose pullgatectl ends the change in progress: the newer one, which can read the state.
+func (s State) ender() string {
+	if s.Change.Request.Action == Rollback && s.Installed != nil {
+		return s.Installed.Version
+	}
+	return s.Change.To.Version
+}
+
 // An Installation is the version on a node, and what its removal needs.
 type Installation struct {
 	Release
