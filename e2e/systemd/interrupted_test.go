@@ -85,6 +85,7 @@ func (tr transition) series(programs int) []series {
 			},
 			func(n int) interruption { return interruption{pages: plenty, inodes: n} },
 		}
+	case nodeinstall.Rollback: // it writes less, in the same way
 	}
 	return nil
 }
@@ -177,8 +178,7 @@ func (s *site) interrupted(tr transition, i interruption, attempt string) (inter
 	do := func() { want, ends, interrupted = s.killed(tr, i, r) }
 	if i.point == "" {
 		do = func() {
-			want = s.cramped(tr, i, r)
-			interrupted = want != tr.to
+			want, interrupted = s.cramped(tr, i, r)
 		}
 	}
 	if tr.was == "" || tr.to == "" || i.next == "boot" {
@@ -237,17 +237,21 @@ func (s *site) killed(tr transition, i interruption, r nodeinstall.Request) (wan
 	again := s.goOn(i, r)
 	want = tr.was
 	switch {
-	case again && i.full:
-		want = s.installed()
+	case again && i.full: // below
 	case again, tr.action == nodeinstall.Remove && begun, confirmed && i.next != "hand":
 		want = tr.to
 	}
 	if i.full {
-		s.dials(want)
+		if !again {
+			s.dials(want)
+		}
 		s.must(s.machine.Empty(s.Context()))
 		if s.state().Change != nil && s.shows("pullgate-deadline.timer", "ActiveState") == "active" {
 			s.goOn(interruption{next: "timer"}, r) // it would try again in a minute
 			s.machine.MayFail = ""
+		}
+		if again {
+			want = s.installed()
 		}
 	}
 	return want, ends, true
@@ -263,17 +267,21 @@ func (s *site) dials(version string) {
 	s.wantDials("kubelet.service", endpoint)
 }
 
-// cramped lets the pod make a change with little space, and returns the version that has to be installed.
-func (s *site) cramped(tr transition, i interruption, r nodeinstall.Request) string {
+// cramped lets the pod make a change with little space, and returns the version that has to be installed, and whether
+// more space would let another write fail. node enable wants 64 MiB, and what comes after it finds them.
+func (s *site) cramped(tr transition, i interruption, r nodeinstall.Request) (want string, interrupted bool) {
 	s.Helper()
 	s.must(s.machine.Fill(s.Context(), i.pages, i.inodes))
 	last, _ := s.installPod(r, newer, func() {}) // its error is that of its last words
 	s.must(s.machine.Empty(s.Context()))
-	if !last.Good() {
-		s.wantFull(last)
-		return tr.was
+	switch {
+	case last.Good():
+		return tr.to, false
+	case strings.Contains(last.Message, "0 MiB free, and 64 are required (free space there"):
+		return tr.was, false
 	}
-	return tr.to
+	s.wantFull(last)
+	return tr.was, true
 }
 
 func (s *site) wantFull(st nodeinstall.Status) {

@@ -21,8 +21,8 @@
 // # The dead-man's switch
 //
 // From before the journal is written until it has gone, a timer of systemd and a unit that is enabled for the next boot
-// are there. Both take an unconfirmed change back: in the reverse order, the kubelet first, because it reaches no runtime
-// without pullgated. A confirmation is a file, so that whoever takes the lock next sees it.
+// are there. Both finish a confirmed change, and take any other back: in the reverse order, the kubelet first, because
+// it reaches no runtime without pullgated. A confirmation is a file, so that whoever takes the lock next sees it.
 //
 // # What a crash leaves
 //

@@ -257,9 +257,9 @@ func kubeletUnits() []string {
 	return nil
 }
 
-// boot is the unit that ends an unconfirmed change after a reboot, before the kubelet and pullgated start, and its link.
-// It is there before the journal, and says itself which folders go with it, if they are empty: that of its link
-// if it is made, and others.
+// boot is the unit that ends a change of an attempt after a reboot, before the kubelet and pullgated start, and its
+// link. It is there before the journal, and says itself which folders go with it, if they are empty: those that are
+// made for its link, and others.
 func (i Installer) boot(version, kubelet, attempt string, folders []string) []entry {
 	first := append(kubeletUnits(), service)
 	if kubelet != "" && !slices.Contains(first, kubelet) {
