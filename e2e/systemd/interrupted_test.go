@@ -195,9 +195,9 @@ func (s *site) interrupted(tr transition, i interruption, attempt string) (inter
 	}
 	compare := func(but func(snapshot string) string) {
 		s.Helper()
-		switch after := s.snapshot(); {
-		case want == "" && but(after) != but(before), difference(but(withoutRecords(before)), but(withoutRecords(after))) != "":
-			s.Errorf("changed is\n%s", difference(before, after))
+		was, is := but(before), but(s.snapshot())
+		if want == "" && is != was || difference(withoutRecords(was), withoutRecords(is)) != "" {
+			s.Errorf("changed is\n%s", difference(was, is))
 		}
 	}
 	if !ends { // the next attempt removes what the pod has placed
