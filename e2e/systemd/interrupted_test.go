@@ -286,8 +286,8 @@ func (s *site) cramped(tr transition, i interruption, r nodeinstall.Request) (wa
 
 func (s *site) wantFull(st nodeinstall.Status) {
 	s.Helper()
-	// The hint is that of the change, or of a pullgated that cannot start.
-	if !regexp.MustCompile("/.*no space left on device.*(free space or inodes there|not full)").MatchString(st.Message) {
+	// systemd has only its number if it cannot make a folder.
+	if !regexp.MustCompile("(?i)no space left on device.*free space or inodes there|238/STATE_DIRECTORY").MatchString(st.Message) {
 		s.Errorf("on a full disk: %+v; want it to say what, where and what to do", st)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -192,11 +193,12 @@ var errNotConfirmed = errors.New("the time for the confirmation is over")
 
 // said returns what the host said as it may be shown, and what to do about it.
 func said(err error) string {
-	text := safetext.Line(safetext.OneLine(err).Error(), maxHost)
-	hint := program.HintOf(err)
-	if hint == "" && (errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) {
+	text, hint := safetext.OneLine(err).Error(), program.HintOf(err)
+	full := func(no syscall.Errno) bool { return strings.Contains(strings.ToLower(text), no.Error()) } // a program says it
+	if hint == "" && (full(syscall.ENOSPC) || full(syscall.EDQUOT)) {
 		hint = "free space or inodes there, then start another attempt"
 	}
+	text = safetext.Line(text, maxHost)
 	if hint != "" {
 		text += " (" + safetext.Line(hint, maxHint) + ")"
 	}

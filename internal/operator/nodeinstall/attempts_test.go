@@ -2,6 +2,7 @@ package nodeinstall_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -238,4 +239,49 @@ func (h *host) ends(do func()) {
 		}
 	}()
 	do()
+}
+
+// What a version says that does not start is in the message, or what systemd says of it; not what the former one said.
+func TestLogOfAVersionThatDoesNotStart(t *testing.T) {
+	for name, want := range map[string]string{
+		"said":     "; its log: 2; 3; 4; 5; out of luck; everything",
+		"not text": "; its log: 2; 3; 4; 5; out of luck; everything",
+		"systemd":  "; its log: Failed to run 'start' task: No space left on device (free space or inodes there, then",
+		"nothing":  "(auto-restart); everything",
+	} {
+		onHost(t, func(h *host) {
+			h.install(request("v1"))
+			former := h.up[service].invocation
+			line := func(priority, message, of string) {
+				h.log += fmt.Sprintf(`{"PRIORITY": "%s", "MESSAGE": %s, %s}`+"\n", priority, message, of)
+			}
+			its := func(start int) string {
+				return fmt.Sprintf(`"_SYSTEMD_UNIT": "%s", "_SYSTEMD_INVOCATION_ID": "%d"`, service, start)
+			}
+			systemd := func(start int) string {
+				return fmt.Sprintf(`"_SYSTEMD_UNIT": "init.scope", "INVOCATION_ID": "%d"`, start)
+			}
+			line("6", `"Allowed"`, its(former))
+			line("4", `"Failed with result of the former"`, systemd(former))
+			line("6", `"Starting"`, systemd(former+1))
+			if name != "nothing" {
+				line("4", `"Failed to run 'start' task: No space left on device"`, systemd(former+1))
+			}
+			if name == "said" || name == "not text" {
+				for n := range 6 {
+					line("6", fmt.Sprintf(`"%d"`, n), its(former+1))
+				}
+				line("3", `"out of luck"`, its(former+2))
+			}
+			if name == "not text" {
+				line("6", `[1, 2]`, its(former+2))
+			}
+			h.place("dead")
+			s, err := h.apply(request("dead"))
+			if err == nil || !strings.Contains(s.Message, want) || strings.Contains(s.Message, "Allowed") ||
+				strings.Contains(s.Message, "former") {
+				t.Errorf("%s: %+v, %v; want %q", name, s, err, want)
+			}
+		})
+	}
 }

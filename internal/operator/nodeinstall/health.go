@@ -2,9 +2,12 @@ package nodeinstall
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
@@ -62,12 +65,13 @@ func (i Installer) startDaemon(ctx context.Context, version string) (*health, er
 			counted = min(counted, u.Restarts) // systemd resets it at most restarts
 			// It has ended twice. A kubelet closes a connection that is not answered for 5 s: the former version has to be back.
 			if n := u.Restarts - counted; n > 1 || n == 1 && u.Sub == "auto-restart" {
-				return nil, i.withLog(ctx, fmt.Errorf("pullgated %s ends again and again: %w", version, err))
+				return nil, i.withLog(ctx, was.Invocation, fmt.Errorf("pullgated %s ends again and again: %w", version, err))
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return nil, i.withLog(ctx, fmt.Errorf("pullgated %s does not answer within %s: %w", version, startWithin, last))
+			return nil, i.withLog(ctx, was.Invocation,
+				fmt.Errorf("pullgated %s does not answer within %s: %w", version, startWithin, last))
 		case <-tick.C:
 		}
 	}
@@ -103,14 +107,40 @@ func (c *change) health(ctx context.Context) (*health, error) {
 	return c.answers(ctx, "", c.to.Version)
 }
 
-// withLog adds the last lines of pullgated's log to an error.
-func (i Installer) withLog(ctx context.Context, err error) error {
-	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "_SYSTEMD_UNIT="+service, "--quiet",
-		"--lines=5", "--no-pager", "--output=cat") // without what systemd says of it, which is more and not the reason
-	if out = bytes.TrimSpace(out); logErr != nil || len(out) == 0 {
+// withLog adds the end of pullgated's log to an error, or what systemd says if it could not start it. Lines of a former
+// start are left out.
+func (i Installer) withLog(ctx context.Context, former string, err error) error {
+	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "--unit="+service, "--boot", "--quiet",
+		"--lines=100", "--no-pager", "--output=json",
+		"--output-fields=MESSAGE,PRIORITY,_SYSTEMD_UNIT,_SYSTEMD_INVOCATION_ID,INVOCATION_ID")
+	if logErr != nil {
 		return err
 	}
-	return fmt.Errorf("%w; its log: %s", err, out)
+	var its, systemd []string
+	for text := range bytes.Lines(out) {
+		var line struct {
+			Message    string `json:"MESSAGE"`
+			Priority   string `json:"PRIORITY"`
+			Unit       string `json:"_SYSTEMD_UNIT"`
+			Invocation string `json:"_SYSTEMD_INVOCATION_ID"`
+			About      string `json:"INVOCATION_ID"` // which start is meant by a line of systemd
+		}
+		if json.Unmarshal(text, &line) != nil || former != "" && former == cmp.Or(line.About, line.Invocation) {
+			continue // the first is also a line that is not text
+		}
+		if line.Unit == service {
+			its = append(its, line.Message)
+		} else if line.Priority < "6" { // others say that it starts or stops
+			systemd = append(systemd, line.Message)
+		}
+	}
+	if len(its) == 0 {
+		its = systemd
+	}
+	if len(its) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w; its log: %s", err, strings.Join(its[max(0, len(its)-5):], "; "))
 }
 
 // watch looks at pullgated and the kubelet until it is over. A pullgated that was started again has failed.
@@ -122,20 +152,20 @@ func (c *change) watch(ctx context.Context, over func() bool) error {
 		if c.base == nil { // the change goes on after a kill
 			var err error
 			if c.base, err = c.health(ctx); err != nil {
-				return c.withLog(ctx, err)
+				return c.withLog(ctx, "", err)
 			}
 		}
 		now, err := c.health(ctx)
 		switch {
 		case err == nil && *now != *c.base:
-			return c.withLog(ctx, errors.New("pullgated was started again: it has ended, or its watchdog has ended it"))
+			return c.withLog(ctx, "", errors.New("pullgated was started again: it has ended, or its watchdog has ended it"))
 		case err == nil:
 			err = c.enabler(time.Minute).Healthy(ctx)
 		}
 		if err == nil {
 			failures = 0
 		} else if failures++; failures > failuresAllowed {
-			return c.withLog(ctx, err)
+			return c.withLog(ctx, "", err)
 		}
 		if err == nil && over() {
 			return nil
