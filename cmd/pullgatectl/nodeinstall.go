@@ -227,13 +227,13 @@ runtime if that is what it used before, and restore every file. A removal that w
 interrupted is completed.
 
 systemd runs this command too, as the dead-man's switch of an installation: with --timer once
-the time for its confirmation is over, and with --boot before the kubelet starts. Both leave
-a confirmed installation.`,
+the time for its confirmation is over, and with --boot before the kubelet starts. Both
+finish a confirmed installation instead.`,
 		Args: cobra.NoArgs,
 	}
 	n := installFlags(c, enabler, cmd)
-	timer := cmd.Flags().Bool("timer", false, "called by the timer: leave a confirmed installation")
-	boot := cmd.Flags().Bool("boot", false, "called before the kubelet starts: leave a confirmed installation, watch "+
+	timer := cmd.Flags().Bool("timer", false, "called by the timer: finish a confirmed installation")
+	boot := cmd.Flags().Bool("boot", false, "called before the kubelet starts: finish a confirmed installation, watch "+
 		"nothing")
 	cmd.MarkFlagsMutuallyExclusive("timer", "boot")
 	kubeletUnit(n, cmd)

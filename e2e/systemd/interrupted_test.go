@@ -64,7 +64,8 @@ func (tr transition) interruptions() (all []interruption) {
 			interruption{point: stage.Name, next: nexts[1+n%3]},
 			interruption{point: stage.Name, next: nexts[n%4], full: true})
 	}
-	return all
+	// The disk is full when a confirmed change goes on.
+	return append(all, interruption{point: "Finish", next: "apply", full: true})
 }
 
 // A series has an interruption for each number, until the change is no longer interrupted.
@@ -237,7 +238,7 @@ func (s *site) killed(tr transition, i interruption, r nodeinstall.Request) (wan
 	again := s.goOn(i, r)
 	want = tr.was
 	switch {
-	case again && i.full: // below
+	case again && i.full && !confirmed: // below
 	case again, tr.action == nodeinstall.Remove && begun, confirmed && i.next != "hand":
 		want = tr.to
 	}
@@ -250,7 +251,7 @@ func (s *site) killed(tr transition, i interruption, r nodeinstall.Request) (wan
 			s.goOn(interruption{next: "timer"}, r) // it would try again in a minute
 			s.machine.MayFail = ""
 		}
-		if again {
+		if again && !confirmed {
 			want = s.installed()
 		}
 	}

@@ -135,16 +135,21 @@ func (c *change) apply(ctx context.Context) (Status, error) {
 	if j := c.state.Change; j != nil && (j.Back || c.now().After(j.Deadline) && !c.confirmed()) {
 		return c.resolve(ctx, c.state, "it was not confirmed in time", false)
 	}
-	for _, stage := range Stages() {
+	stages := Stages()
+	if c.journaled() && c.confirmed() { // only what the probation watches takes it back
+		stages = stages[slices.IndexFunc(stages, func(s Stage) bool { return s.Name == "Probation" }):]
+	}
+	for _, stage := range stages {
 		err := ctx.Err()
 		if err == nil {
 			c.progress("%s: %s", stage.Name, stage.Text)
 			if c.journaled() { // before, the status is of the last attempt
+				text := stage.Text
 				if stage.Name == "AwaitingConfirmation" {
-					err = c.report(c.status(stage.Name, "", "waits for a confirmation until "+
-						c.state.Change.Deadline.UTC().Format(time.RFC3339)))
-				} else {
-					err = c.report(c.status(stage.Name, "", stage.Text))
+					text = "waits for a confirmation until " + c.state.Change.Deadline.UTC().Format(time.RFC3339)
+				}
+				if reported := c.report(c.status(stage.Name, "", text)); !c.confirmed() {
+					err = reported
 				}
 			}
 		}

@@ -3,6 +3,7 @@ package nodeinstall_test
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -11,34 +12,98 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/operator/nodeinstall"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // Another attempt ends one whose switch has not worked, or comes when its timer does. What its pod has placed stays, or
 // is placed again.
 func TestAttemptAfterADeadOne(t *testing.T) {
 	for _, stage := range []string{"Journal", "Compare"} {
-		for _, version := range []string{"v1", "v2"} {
-			for _, timer := range []bool{false, true} {
-				onHost(t, func(h *host) {
-					h.place("v1")
-					h.killedIn(stage, request("v1"))
-					time.Sleep(time.Hour)
-					p := newPod(h, version)
-					p.request.Attempt = "again"
-					p.placed = func() {
-						if timer {
-							_, _ = h.timeIsOver() // its error is that the other was taken back
+		for _, was := range []string{"", "v1"} {
+			for _, next := range []string{"v1", "v2", "v3", "off"} {
+				for _, timer := range []bool{false, true} {
+					onHost(t, func(h *host) {
+						if was != "" {
+							h.install(request(was))
 						}
-						h.timer = nil
-					}
-					if s, err := p.run(); err != nil || !s.Good() {
-						t.Errorf("version %s after %s, with the timer %v: %+v, %v", version, stage, timer, s, err)
-					}
-					h.wantWell(version, nodeinstall.Enforce)
-				})
+						h.place("v2")
+						h.killedIn(stage, request("v2"))
+						time.Sleep(time.Hour)
+						p := newPod(h, next)
+						want := next
+						if next == "off" {
+							p.request, want = nodeinstall.Request{Action: nodeinstall.Remove}, ""
+						}
+						p.request.Attempt = "again"
+						p.placed = func() {
+							if timer {
+								_, _ = h.timeIsOver() // its error is that the other was taken back
+							}
+							h.timer = nil
+						}
+						if s, err := p.run(); err != nil || !s.Good() {
+							t.Errorf("%q after %q and %s, with the timer %v: %+v, %v", next, was, stage, timer, s, err)
+						}
+						h.wantWell(want, nodeinstall.Enforce)
+					})
+				}
 			}
 		}
 	}
+}
+
+// An attempt whose end cannot be written is started three times, and no more.
+func TestEndThatNobodySees(t *testing.T) {
+	onHost(t, func(h *host) {
+		p := newPod(h, "dead")
+		h.hook = func(what string) error {
+			if strings.HasSuffix(what, "/status.json") {
+				return syscall.EIO
+			}
+			return nil
+		}
+		if s, err := p.run(); err == nil || s.Outcome != nodeinstall.Failed || p.starts != 3 {
+			t.Errorf("after %d starts: %+v, %v", p.starts, s, err)
+		}
+	})
+}
+
+// A pod waits for who has the lock of the node, before it starts the change again.
+func TestPodWaitsForTheLock(t *testing.T) {
+	onHost(t, func(h *host) {
+		p := newPod(h, "v1")
+		p.placed = func() {
+			f := testkit.Value(os.OpenFile(h.path(folder+"/lock"), os.O_RDWR, 0))(t)
+			testkit.Must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
+			time.AfterFunc(time.Minute, func() { _ = f.Close() })
+		}
+		if s, err := p.run(); err != nil || !s.Good() || p.starts != 2 {
+			t.Errorf("after %d starts: %+v, %v; want it installed", p.starts, s, err)
+		}
+	})
+}
+
+// A pod that is started again while its change is in progress does not say that nothing was changed.
+func TestPodOfAChangeInProgress(t *testing.T) {
+	onHost(t, func(h *host) {
+		p := newPod(h, "v1")
+		h.place("v1")
+		h.killedIn("Compare", p.request)
+		h.hook = func(what string) error {
+			if strings.HasPrefix(what, "write "+folder+"/request-") {
+				return syscall.ENOSPC
+			}
+			return nil
+		}
+		if s, err := p.run(); err == nil || s.Outcome != nodeinstall.Failed ||
+			!strings.Contains(s.Message, "an unconfirmed change is taken back by the node itself") {
+			t.Errorf("%+v, %v", s, err)
+		}
+		h.hook = nil
+		if s, err := p.run(); err != nil || !s.Good() {
+			t.Errorf("with space: %+v, %v; want it installed", s, err)
+		}
+	})
 }
 
 // While a pod places programs, no change begins: the pod replaces some, and collects others if it fails.
@@ -70,31 +135,28 @@ func TestNoChangeBeginsWhileAPodPlaces(t *testing.T) {
 // A confirmed change whose process is killed after its time is finished: by the timer, which has waited for it, or by
 // another attempt.
 func TestConfirmedAndKilled(t *testing.T) {
-	for _, timer := range []bool{true, false} {
-		onHost(t, func(h *host) {
-			h.install(request("v0"))
-			h.install(request("v1"))
-			h.place("v2")
-			ended := make(chan struct{})
-			h.hook = func(what string) error {
-				if what == "stage Probation" {
-					h.hook = nil
-					go func() {
-						defer close(ended)
-						if s, err := h.timeIsOver(); timer && (err != nil || s.Outcome != nodeinstall.Installed) {
-							t.Errorf("the timer = %+v, %v", s, err)
-						}
-					}()
-					time.Sleep(time.Minute)
-					panic(errKilled)
-				}
-				return nil
+	onHost(t, func(h *host) {
+		h.install(request("v1"))
+		h.place("v2")
+		ended := make(chan struct{})
+		h.hook = func(what string) error {
+			if what == "stage Probation" {
+				h.hook = nil
+				go func() {
+					defer close(ended)
+					if s, err := h.timeIsOver(); err != nil || s.Outcome != nodeinstall.Installed {
+						t.Errorf("the timer = %+v, %v", s, err)
+					}
+				}()
+				time.Sleep(time.Minute)
+				panic(errKilled)
 			}
-			h.ends(func() { _, _ = h.apply(request("v2")) })
-			<-ended
-			h.wantWell("v2", nodeinstall.Enforce)
-		})
-	}
+			return nil
+		}
+		h.ends(func() { _, _ = h.apply(request("v2")) })
+		<-ended
+		h.wantWell("v2", nodeinstall.Enforce)
+	})
 	onHost(t, func(h *host) { // there was no timer
 		h.install(request("v0"))
 		h.install(request("v1"))

@@ -27,7 +27,8 @@ const (
 	ByBoot  Caller = "boot"  // respects a confirmation; the kubelet does not run yet, and is not watched
 )
 
-// Revert takes the change in progress back. If there is none, or it is confirmed, it removes what the change has left.
+// Revert takes the change in progress back; one that is confirmed it finishes, unless it is called by hand. If there is
+// none, it removes what one has left.
 func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
 	if by == ByHand {
 		// Every stage can be killed at any point.
@@ -57,7 +58,9 @@ func (i Installer) Revert(ctx context.Context, by Caller) (Status, error) {
 			"takes pullgate off", "no change of this node is in progress")
 	}
 	if by == ByBoot { // should this be killed
-		_ = i.armTimer(ctx, state.ender(), 2*time.Minute)
+		short, cancel := context.WithTimeout(ctx, lockWithin)
+		_ = i.armTimer(short, state.ender(), 2*time.Minute)
+		cancel()
 	}
 	why := map[Caller]string{
 		ByHand: "it was reverted by hand", ByTimer: "it was not confirmed in time",

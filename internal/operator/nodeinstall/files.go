@@ -283,6 +283,7 @@ Type=oneshot
 ExecStart=%s/pullgatectl %s
 # The kubelet waits for it.
 TimeoutStartSec=90
+TimeoutStopSec=5
 
 [Install]
 WantedBy=multi-user.target

@@ -47,18 +47,25 @@ func (p Pod) Run(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{Stage: "Request", Outcome: NotStarted, Message: message("Request", err, "nothing was changed")}, err
 	}
-	if last, state, err := p.both(); err == nil && last.Attempt == r.Attempt && last.Outcome != "" && state.Change == nil {
-		return last, outcomeError(last)
-	}
+	return p.run(ctx, r, 0)
+}
+
+// run is Run for an attempt that was started so often.
+func (p Pod) run(ctx context.Context, r Request, started int) (Status, error) {
 	command, err := p.prepare(ctx, r)
-	if err != nil {
+	s, state, _ := p.both() // read a moment ago
+	switch {
+	case errors.Is(err, errEnded):
+		return s, outcomeError(s)
+	case err != nil && state.Change != nil && state.Change.Request.Attempt == r.Attempt:
+		return p.gaveUp(r, s, err)
+	case err != nil:
 		return ended(r, "Place", NotStarted, message("Place", err, "nothing was changed")), err
-	}
-	if command == nil { // but a pod that was killed may have placed something
+	case command == nil: // but a pod that was killed may have placed something
 		r.MachineID = "" // which the pod does not see
 		return p.Apply(ctx, r)
 	}
-	return p.follow(ctx, r, command)
+	return p.follow(ctx, r, command, started)
 }
 
 // request reads the request of the pod's annotations.
@@ -93,8 +100,11 @@ func (p Pod) annotations() (map[string]string, error) {
 	return all, nil
 }
 
-// prepare places what the host needs, and returns what it is to run; nil if there is nothing to remove. Meanwhile no
-// change can begin, which would use what is replaced. One that has begun keeps others out, and has its programs.
+var errEnded = errors.New("the attempt has ended")
+
+// prepare places what the host needs, and returns what it is to run; nil if there is nothing to remove, and errEnded if
+// the attempt has ended. Meanwhile no change can begin, which would use what is replaced. One that has begun keeps
+// others out, and has its programs.
 func (p Pod) prepare(ctx context.Context, r Request) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*backWithin)
 	defer cancel()
@@ -105,11 +115,14 @@ func (p Pod) prepare(ctx context.Context, r Request) ([]string, error) {
 		if busy == nil {
 			defer func() { _ = unlock() }()
 		}
+		last, statusErr := p.Status()
 		state, err := p.State()
 		j := state.Change
 		switch {
 		case err != nil:
 			return nil, err
+		case statusErr == nil && last.Attempt == r.Attempt && last.Outcome != "" && j == nil:
+			return nil, errEnded
 		case busy == nil, j != nil && (j.Request.Attempt == r.Attempt || !p.dead(j)):
 			return p.place(state, r)
 		case ctx.Err() != nil || !errors.Is(busy, ErrBusy):
@@ -151,12 +164,14 @@ func (p Pod) place(state State, r Request) ([]string, error) {
 			return nil, errors.Join(err, p.collect(state))
 		}
 	}
-	if err := p.writeJSON("request-"+r.Attempt+".json", 0o600, r); err != nil {
-		return nil, errors.Join(err, p.collect(state))
+	name := "request-" + r.Attempt + ".json"
+	if j := state.Change; j == nil || j.Request.Attempt != r.Attempt || !p.exists(p.file(name)) {
+		if err := p.writeJSON(name, 0o600, r); err != nil {
+			return nil, errors.Join(err, p.collect(state))
+		}
 	}
 	return []string{
-		path.Join(p.programs(version), "pullgatectl"), "node", "apply", "--folder", p.folder(),
-		"--request", p.file("request-" + r.Attempt + ".json"),
+		path.Join(p.programs(version), "pullgatectl"), "node", "apply", "--folder", p.folder(), "--request", p.file(name),
 	}, nil
 }
 
@@ -261,10 +276,10 @@ func sum(file string) (hash [sha256.Size]byte, err error) {
 }
 
 // follow starts the change on the host, and again if it was killed, until it has ended.
-func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, error) {
+func (p Pod) follow(ctx context.Context, r Request, command []string, started int) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, confirmWithin(r)+probation(r)+more)
 	defer cancel()
-	started, shown, failed := 0, "", error(nil)
+	shown, failed := "", error(nil)
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
@@ -284,7 +299,7 @@ func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, e
 		}
 		if runs, err := p.Runs(ctx, installing); err != nil {
 			failed = err
-		} else if !runs {
+		} else if !runs && !p.locked() { // who has the lock takes the change back, finishes it, or places programs
 			// It may have ended between the two looks.
 			if s, state, err := p.both(); err == nil && s.Attempt == r.Attempt && s.Outcome != "" && state.Change == nil {
 				continue
@@ -298,8 +313,8 @@ func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, e
 				s.Message = none.Error()
 				return p.gaveUp(r, s, errors.Join(none, failed, p.report(s))) // on a full disk no result can be written
 			}
-			if !p.exists(command[0]) { // the end of another change has removed it
-				return p.Run(ctx)
+			if !p.exists(command[0]) || !p.exists(command[len(command)-1]) { // the end of another change has removed them
+				return p.run(ctx, r, started)
 			}
 			started++
 			failed = p.Start(ctx, installing, "pullgate, "+strings.ToLower(string(r.Action))+" "+r.Version, command...)
@@ -313,6 +328,17 @@ func (p Pod) follow(ctx context.Context, r Request, command []string) (Status, e
 		case <-tick.C:
 		}
 	}
+}
+
+// locked reports whether somebody is changing the node.
+func (p Pod) locked() bool {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	unlock, err := p.lock(now)
+	if err == nil {
+		_ = unlock()
+	}
+	return errors.Is(err, ErrBusy)
 }
 
 func (p Pod) both() (Status, State, error) {

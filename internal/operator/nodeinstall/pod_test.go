@@ -90,7 +90,7 @@ func (p *pod) start(_ context.Context, unit, _ string, command ...string) error 
 		return fmt.Errorf("exec %s: %w", command[0], os.ErrNotExist)
 	}
 	r, err := nodeinstall.LoadRequest(p.path(command[6]))
-	if errors.Is(err, os.ErrNotExist) && p.starts > 1 { // the attempt that has not started has removed it
+	if errors.Is(err, os.ErrNotExist) { // the end of a change has removed it
 		return nil
 	}
 	if err != nil {

@@ -149,15 +149,15 @@ func (c *change) arm(ctx context.Context) error {
 // armSwitch arms the switch of a change that is about to begin, or goes on: the timer, and the unit for the boot, with
 // which folders go.
 func (i Installer) armSwitch(ctx context.Context, s State, folders []string, after time.Duration) error {
+	err := i.armTimer(ctx, s.ender(), after)
 	file := path.Join(units, bootUnit)
 	if i.exists(file) && !i.isBootUnit(file) {
-		return ofOthers(file)
+		return errors.Join(err, ofOthers(file))
 	}
 	kubelet := ""
 	if st, err := i.enabler(time.Minute).Status(ctx); err == nil {
 		kubelet = st.Unit
 	}
-	err := i.armTimer(ctx, s.ender(), after)
 	for _, e := range i.boot(s.ender(), kubelet, s.Change.Request.Attempt, folders) {
 		if putErr := i.put(&Change{}, e); putErr != nil {
 			return errors.Join(err, putErr)
