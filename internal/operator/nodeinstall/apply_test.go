@@ -422,27 +422,31 @@ func TestConfirmedOnAFullDisk(t *testing.T) {
 		},
 		"apply": func(h *host) (nodeinstall.Status, error) { return h.apply(request("v2")) },
 	} {
-		onHost(t, func(h *host) {
-			h.install(request("v1"))
-			h.place("v2")
-			h.killedIn("Finish", request("v2"))
-			h.timer = nil
-			h.hook = func(what string) error {
-				if strings.HasPrefix(what, "write ") {
-					return fmt.Errorf("%s: %w", what, syscall.ENOSPC)
+		for _, was := range []string{"", "v1"} {
+			onHost(t, func(h *host) {
+				if was != "" {
+					h.install(request(was))
 				}
-				return nil
-			}
-			if s, err := end(h); err == nil || s.Outcome != nodeinstall.Failed ||
-				!strings.Contains(s.Message, "no space left on device (free space or inodes there") {
-				h.Errorf("%s on a full disk: %+v, %v", name, s, err)
-			}
-			h.hook = nil
-			if s, err := h.timeIsOver(); err != nil || s.Outcome != nodeinstall.Installed {
-				h.Errorf("after %s with space: %+v, %v", name, s, err)
-			}
-			h.wantWell("v2", nodeinstall.Enforce)
-		})
+				h.place("v2")
+				h.killedIn("Finish", request("v2"))
+				h.timer = nil
+				h.hook = func(what string) error {
+					if strings.HasPrefix(what, "write ") {
+						return fmt.Errorf("%s: %w", what, syscall.ENOSPC)
+					}
+					return nil
+				}
+				if s, err := end(h); err == nil || s.Outcome != nodeinstall.Failed ||
+					!strings.Contains(s.Message, "no space left on device (free space or inodes there") {
+					h.Errorf("%s on a full disk, after %q: %+v, %v", name, was, s, err)
+				}
+				h.hook = nil
+				if s, err := h.timeIsOver(); err != nil || s.Outcome != nodeinstall.Installed {
+					h.Errorf("%s with space, after %q: %+v, %v", name, was, s, err)
+				}
+				h.wantWell("v2", nodeinstall.Enforce)
+			})
+		}
 	}
 }
 
