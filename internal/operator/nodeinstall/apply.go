@@ -200,7 +200,7 @@ var errNotConfirmed = errors.New("the time for the confirmation is over")
 func said(err error) string {
 	text, hint := safetext.OneLine(err).Error(), program.HintOf(err)
 	full := func(no syscall.Errno) bool { return strings.Contains(strings.ToLower(text), no.Error()) } // a program says it
-	if hint == "" && (full(syscall.ENOSPC) || full(syscall.EDQUOT)) {
+	if full(syscall.ENOSPC) || full(syscall.EDQUOT) {
 		hint = "free space or inodes there, then start another attempt"
 	}
 	text = safetext.Line(text, maxHost)
