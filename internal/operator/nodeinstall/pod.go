@@ -299,7 +299,7 @@ func (p Pod) follow(ctx context.Context, r Request, command []string, started in
 		}
 		if runs, err := p.Runs(ctx, installing); err != nil {
 			failed = err
-		} else if !runs && !p.locked() { // who has the lock takes the change back, finishes it, or places programs
+		} else if !runs && !p.locked(ctx) { // who has the lock takes the change back, finishes it, or places programs
 			// It may have ended between the two looks.
 			if s, state, err := p.both(); err == nil && s.Attempt == r.Attempt && s.Outcome != "" && state.Change == nil {
 				continue
@@ -331,8 +331,8 @@ func (p Pod) follow(ctx context.Context, r Request, command []string, started in
 }
 
 // locked reports whether somebody is changing the node.
-func (p Pod) locked() bool {
-	now, cancel := context.WithCancel(context.Background())
+func (p Pod) locked(ctx context.Context) bool {
+	now, cancel := context.WithCancel(ctx)
 	cancel()
 	unlock, err := p.lock(now)
 	if err == nil {
