@@ -44,6 +44,7 @@ func (i Installer) startDaemon(ctx context.Context, version string) (*health, er
 	if err != nil {
 		return nil, err
 	}
+	began := i.now()
 	// Without --no-block the command waits as long as a program that never says that it is ready.
 	if err := i.command(ctx, "systemctl", "restart", "--no-block", service); err != nil {
 		return nil, err
@@ -65,12 +66,13 @@ func (i Installer) startDaemon(ctx context.Context, version string) (*health, er
 			counted = min(counted, u.Restarts) // systemd resets it at most restarts
 			// It has ended twice. A kubelet closes a connection that is not answered for 5 s: the former version has to be back.
 			if n := u.Restarts - counted; n > 1 || n == 1 && u.Sub == "auto-restart" {
-				return nil, i.withLog(ctx, was.Invocation, fmt.Errorf("pullgated %s ends again and again: %w", version, err))
+				return nil, i.withLog(ctx, began, was.Invocation,
+					fmt.Errorf("pullgated %s ends again and again: %w", version, err))
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return nil, i.withLog(ctx, was.Invocation,
+			return nil, i.withLog(ctx, began, was.Invocation,
 				fmt.Errorf("pullgated %s does not answer within %s: %w", version, startWithin, last))
 		case <-tick.C:
 		}
@@ -107,11 +109,11 @@ func (c *change) health(ctx context.Context) (*health, error) {
 	return c.answers(ctx, "", c.to.Version)
 }
 
-// withLog adds the end of pullgated's log to an error, or what systemd says if it could not start it. Lines of a former
-// start are left out.
-func (i Installer) withLog(ctx context.Context, former string, err error) error {
-	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "--unit="+service, "--boot", "--quiet",
-		"--lines=100", "--no-pager", "--output=json",
+// withLog adds the end of pullgated's log since a time to an error, or what systemd says if it could not start it. Lines
+// of a former start are left out.
+func (i Installer) withLog(ctx context.Context, since time.Time, former string, err error) error {
+	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "--unit="+service, "--quiet", "--no-pager",
+		fmt.Sprintf("--since=@%.6f", float64(max(0, since.UnixMicro()))/1e6), "--lines=100", "--output=json",
 		"--output-fields=MESSAGE,PRIORITY,_SYSTEMD_UNIT,_SYSTEMD_INVOCATION_ID,INVOCATION_ID")
 	if logErr != nil {
 		return err
@@ -152,20 +154,21 @@ func (c *change) watch(ctx context.Context, over func() bool) error {
 		if c.base == nil { // the change goes on after a kill
 			var err error
 			if c.base, err = c.health(ctx); err != nil {
-				return c.withLog(ctx, "", err)
+				return c.withLog(ctx, time.Time{}, "", err)
 			}
 		}
 		now, err := c.health(ctx)
 		switch {
 		case err == nil && *now != *c.base:
-			return c.withLog(ctx, "", errors.New("pullgated was started again: it has ended, or its watchdog has ended it"))
+			return c.withLog(ctx, time.Time{}, "",
+				errors.New("pullgated was started again: it has ended, or its watchdog has ended it"))
 		case err == nil:
 			err = c.enabler(time.Minute).Healthy(ctx)
 		}
 		if err == nil {
 			failures = 0
 		} else if failures++; failures > failuresAllowed {
-			return c.withLog(ctx, "", err)
+			return c.withLog(ctx, time.Time{}, "", err)
 		}
 		if err == nil && over() {
 			return nil
