@@ -109,8 +109,8 @@ func (c *change) health(ctx context.Context) (*health, error) {
 	return c.answers(ctx, "", c.to.Version)
 }
 
-// withLog adds the end of pullgated's log since a time to an error, or what systemd says if it could not start it. Lines
-// of a former start are left out.
+// withLog adds the end of pullgated's log since a time to an error, or what systemd says if it could not start it.
+// Lines of a former start are left out.
 func (i Installer) withLog(ctx context.Context, since time.Time, former string, err error) error {
 	out, logErr := i.Host.Run(context.WithoutCancel(ctx), "journalctl", "--unit="+service, "--quiet", "--no-pager",
 		fmt.Sprintf("--since=@%.6f", float64(max(0, since.UnixMicro()))/1e6), "--lines=100", "--output=json",
