@@ -282,6 +282,10 @@ func (s *site) cramped(tr transition, i interruption, r nodeinstall.Request) (wa
 		return tr.was, false
 	}
 	s.wantFull(last)
+	if s.state().Change != nil { // it is confirmed, and is finished once there is space, which is tried each minute
+		s.goOn(interruption{next: "timer"}, r)
+		return tr.to, true
+	}
 	return tr.was, true
 }
 

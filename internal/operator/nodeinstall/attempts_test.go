@@ -85,25 +85,31 @@ func TestPodWaitsForTheLock(t *testing.T) {
 
 // A pod that is started again while its change is in progress does not say that nothing was changed.
 func TestPodOfAChangeInProgress(t *testing.T) {
-	onHost(t, func(h *host) {
-		p := newPod(h, "v1")
-		h.place("v1")
-		h.killedIn("Compare", p.request)
-		h.hook = func(what string) error {
-			if strings.HasPrefix(what, "write "+folder+"/request-") {
-				return syscall.ENOSPC
+	for stage, want := range map[string]string{
+		"Compare":   "an unconfirmed change is taken back by the node itself",
+		"Probation": "the change is confirmed, and the node finishes it by itself",
+	} {
+		onHost(t, func(h *host) {
+			p := newPod(h, "v1")
+			h.place("v1")
+			h.itself = true
+			h.killedIn(stage, p.request)
+			h.itself = false
+			h.hook = func(what string) error {
+				if strings.HasPrefix(what, "write "+folder+"/request-") {
+					return syscall.ENOSPC
+				}
+				return nil
 			}
-			return nil
-		}
-		if s, err := p.run(); err == nil || s.Outcome != nodeinstall.Failed ||
-			!strings.Contains(s.Message, "an unconfirmed change is taken back by the node itself") {
-			t.Errorf("%+v, %v", s, err)
-		}
-		h.hook = nil
-		if s, err := p.run(); err != nil || !s.Good() {
-			t.Errorf("with space: %+v, %v; want it installed", s, err)
-		}
-	})
+			if s, err := p.run(); err == nil || s.Outcome != nodeinstall.Failed || !strings.Contains(s.Message, want) {
+				t.Errorf("after a kill in %s: %+v, %v; want %q", stage, s, err, want)
+			}
+			h.hook = nil
+			if s, err := p.run(); err != nil || !s.Good() {
+				t.Errorf("after a kill in %s, with space: %+v, %v; want it installed", stage, s, err)
+			}
+		})
+	}
 }
 
 // While a pod places programs, no change begins: the pod replaces some, and collects others if it fails.

@@ -352,8 +352,12 @@ func (p Pod) gaveUp(r Request, s Status, err error) (Status, error) {
 	if s.Attempt != r.Attempt {
 		s.Stage = "Apply"
 	}
-	text := message(s.Stage, err, "an unconfirmed change is taken back by the node itself; on the node, "+
-		"journalctl -u pullgate-install has details, and "+p.file(versions, r.Version, "pullgatectl")+" node revert")
+	itself := "an unconfirmed change is taken back by the node itself"
+	if p.exists(p.file("confirm-" + r.Attempt)) {
+		itself = "the change is confirmed, and the node finishes it by itself"
+	}
+	text := message(s.Stage, err, itself+"; on the node, journalctl -u pullgate-install has details, and "+
+		p.file(versions, r.Version, "pullgatectl")+" node revert takes it back")
 	return ended(r, s.Stage, Failed, text), err
 }
 
