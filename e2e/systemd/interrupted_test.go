@@ -291,8 +291,8 @@ func (s *site) cramped(tr transition, i interruption, r nodeinstall.Request) (wa
 
 func (s *site) wantFull(st nodeinstall.Status) {
 	s.Helper()
-	// systemd has only its number if it cannot make a folder.
-	want := regexp.MustCompile("(?i)no space left on device.*free space or inodes there|238/STATE_DIRECTORY")
+	// systemd has only the number of its failure if it cannot make a folder.
+	want := regexp.MustCompile("(?i)no space left on device.*free space or inodes there|2(38/STATE|40/LOGS)_DIRECTORY")
 	if !want.MatchString(st.Message) {
 		s.Errorf("on a full disk: %+v; want it to say what, where and what to do", st)
 	}
