@@ -288,6 +288,7 @@ func TestBootUnitOfOthers(t *testing.T) {
 			return nil
 		}
 		h.ends(func() { _, _ = h.apply(nodeinstall.Request{Attempt: "off", Action: nodeinstall.Remove}) })
+		h.hook = nil
 		h.boot()
 		h.mkdir("/etc/pullgate")
 		h.place("dead")
@@ -301,7 +302,6 @@ func TestBootUnitOfOthers(t *testing.T) {
 func (h *host) ends(do func()) {
 	h.Helper()
 	defer func() {
-		h.hook = nil
 		if r := recover(); r != nil && r != any(errKilled) {
 			panic(r)
 		}
