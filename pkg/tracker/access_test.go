@@ -71,6 +71,24 @@ var (
 	none = tracker.Pod{}
 )
 
+// A judgement that waits for the runtime does not put a right that has ended meanwhile and a later proof together.
+func TestRightEndsDuringAJudgement(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.access(files{share: "team-b"})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	ended := false
+	w.runtime.during = func() {
+		w.runtime.during, ended = nil, true
+		w.access(files{})
+		w.pulled(pod("a"), app+":1", id1, "good")
+	}
+	w.want(w.check(b, app+":1", img), policy.Reverify, policy.NotProved)
+	if !ended {
+		t.Error("the judgement did not ask the runtime")
+	}
+}
+
 func TestShareNeedsAProofOfAnybody(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.access(files{share: "team-b", lend: "team-l"})

@@ -81,19 +81,25 @@ func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 // A question is a request with what is worked out once for all its pairs.
 type question struct {
 	Request
-	rules  *Rules      // SetRules affects all of a judgement or nothing
+	rules  *Rules      // SetRules affects all of an evaluation or nothing
 	access Access      // nil if there is none
 	files  *fileRights // nil if there is none; of the pair that is judged
 }
 
 func (t *Tracker) question(r Request) question {
-	q := question{Request: r, rules: t.rules.Load()}
-	if a := t.access.Load(); a != nil {
-		q.access = *a
-	}
+	q := question{Request: r}
+	q.readRules(t)
 	q.Secrets = Considered(r.Secrets)
 	q.Sent = t.sent(r.Sent, r.Pod)
 	return q
+}
+
+// readRules reads what is in force now.
+func (q *question) readRules(t *Tracker) {
+	q.rules, q.access, q.files = t.rules.Load(), nil, nil
+	if a := t.access.Load(); a != nil {
+		q.access = *a
+	}
 }
 
 // choose judges the pairs of a request and returns the first verdict that allows; if none allows, the first verdict.
@@ -174,8 +180,8 @@ func (r *Request) byID(p records.Pair) bool {
 // checkPair judges one pair, and applies the effects of the verdict: on disk, then in memory.
 func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Verdict {
 	var done progress
-	q.readRights(p)
 	for {
+		q.readRights(p)
 		v, e, ok := t.repeated(q, p, done)
 		switch {
 		case ok:
@@ -192,6 +198,7 @@ func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Ve
 		default:
 			return t.grant(q, p, done)
 		}
+		q.readRules(t) // a right that has ended meanwhile must not meet a proof that came after it
 	}
 }
 
