@@ -80,13 +80,16 @@ type truth struct {
 	departures int           // number of images that left the node
 	// by number of the departure: imported until then and not pulled since; imported again if the image returns without a
 	// pull of a pod
-	again       map[pair]int
-	named       map[pair]bool // names from a pull or an operator
-	open        map[pair]bool
-	opened      map[pair]bool // by a credential of the node
-	node        []string      // the namespaces that this is for; nil is every namespace
-	proofs      map[pair][]*modelProof
-	grants      map[string]map[pair][]reason
+	again  map[pair]int
+	named  map[pair]bool // names from a pull or an operator
+	open   map[pair]bool
+	opened map[pair]bool // by a credential of the node
+	node   []string      // the namespaces that this is for; nil is every namespace
+	proofs map[pair][]*modelProof
+	grants map[string]map[pair][]reason
+	// contents that a Secret had when a pod asked, once it had proved access: rotation gives it the credential, whoever
+	// proves that later
+	rotated     map[pair]map[held]bool
 	revocations []revocation
 	files       []modelFile              // in force
 	live        map[pair]map[string]bool // passwords that must be allowed without a registry
@@ -120,7 +123,7 @@ func newTruth() *truth {
 	return &truth{
 		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]int{}, named: map[pair]bool{},
 		open: map[pair]bool{}, opened: map[pair]bool{}, live: map[pair]map[string]bool{}, proofs: map[pair][]*modelProof{},
-		grants: map[string]map[pair][]reason{},
+		grants: map[string]map[pair][]reason{}, rotated: map[pair]map[held]bool{},
 	}
 }
 
@@ -156,6 +159,7 @@ func (t *truth) why(q question) (all []reason) {
 	if t.opened[q.pair] && t.forNode(q.namespace) {
 		all = append(all, reason{kind: byNode})
 	}
+	t.rotate(q)
 	for _, p := range t.proofs[q.pair] {
 		if t.validity > 0 && time.Since(p.at) >= t.validity+t.grace {
 			continue
@@ -180,6 +184,23 @@ func (t *truth) why(q question) (all []reason) {
 		all = append(all, reason{kind: byGrant})
 	}
 	return all
+}
+
+// rotate notes what the Secrets that have proved access contain now, also if that was long ago.
+func (t *truth) rotate(q question) {
+	for _, s := range q.secrets {
+		known := slices.ContainsFunc(t.proofs[q.pair], func(p *modelProof) bool { return p.secrets[s.ref] })
+		for h := range t.rotated[q.pair] {
+			known = known || h.ref == s.ref
+		}
+		if !known {
+			continue
+		}
+		if t.rotated[q.pair] == nil {
+			t.rotated[q.pair] = map[held]bool{}
+		}
+		t.rotated[q.pair][s] = true
+	}
 }
 
 // forNode reports whether the node's credentials are for the pods of a namespace.
@@ -265,6 +286,11 @@ func (t *truth) proved(p pair, by *registryPull) {
 	for _, ref := range by.secrets {
 		proof.secrets[ref] = true
 	}
+	for h := range t.rotated[p] {
+		if h.password == by.password {
+			proof.secrets[h.ref] = true
+		}
+	}
 }
 
 // hasProof reports whether the password has proved access to a pair, also while a call was in progress.
@@ -348,6 +374,11 @@ func (t *truth) revoked(r revocation, matches bool) {
 	if !matches {
 		return
 	}
+	for p, of := range t.rotated {
+		maps.DeleteFunc(of, func(h held, _ bool) bool {
+			return r.covers(p) && (r.whole() || r.selects(h.password, []secretRef{h.ref}))
+		})
+	}
 	gone := map[*modelProof]bool{}
 	for p, proofs := range t.proofs {
 		if !r.covers(p) {
@@ -378,6 +409,7 @@ func (t *truth) lost() {
 	clear(t.imported)
 	clear(t.again)
 	clear(t.grants)
+	clear(t.rotated)
 	for _, proofs := range t.proofs {
 		for _, proof := range proofs {
 			clear(proof.noted)
