@@ -384,7 +384,11 @@ func (s *site) goOn(i interruption, r nodeinstall.Request) bool {
 		})
 	case i.next == "hand":
 		out, err := s.machine.Run(s.Context(), "/srv/"+newer+"/usr/bin/pullgatectl", "node", "revert")
-		if err != nil && !strings.Contains(out, "no change of this node is in progress") {
+		switch {
+		case err == nil || strings.Contains(out, "no change of this node is in progress"):
+		case i.full: // systemd may be unable to start the former version, and it is tried again in a minute
+			s.wantFull(nodeinstall.Status{Message: strings.Join(strings.Fields(out), " ")})
+		default:
 			s.Errorf("revert = %v", err)
 		}
 	default: // also where no timer is armed
