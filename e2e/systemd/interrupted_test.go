@@ -120,10 +120,10 @@ func TestNodeInstallInterrupted(t *testing.T) {
 			s := fleetNode(t)
 			s.do("systemctl", "add-wants", "multi-user.target", "kubelet.service")
 			for _, tr := range transitions {
-				chosen := tr.interruptions()
+				chosen, more := tr.interruptions(), tr.series(s.pagesOf(newer))
 				if !all {
 					random := rand.New(rand.NewPCG(seed, 1))
-					for _, nth := range tr.series(s.pagesOf(newer)) {
+					for _, nth := range more {
 						for n := range sampled {
 							chosen = append(chosen, nth(n))
 						}
@@ -149,7 +149,7 @@ func TestNodeInstallInterrupted(t *testing.T) {
 				for _, i := range chosen {
 					do(i)
 				}
-				for _, nth := range tr.series(s.pagesOf(newer)) {
+				for _, nth := range more {
 					for n := 0; all && do(nth(n)); n++ { // it ends with the time of the test
 					}
 				}
@@ -178,9 +178,7 @@ func (s *site) interrupted(tr transition, i interruption, attempt string) (inter
 	want, ends := "", true
 	do := func() { want, ends, interrupted = s.killed(tr, i, r) }
 	if i.point == "" {
-		do = func() {
-			want, interrupted = s.cramped(tr, i, r)
-		}
+		do = func() { want, interrupted = s.cramped(tr, i, r) }
 	}
 	if tr.was == "" || tr.to == "" || i.next == "boot" {
 		do()

@@ -150,14 +150,20 @@ func (h *host) killed(nth int, do func()) (at string) {
 		}
 		return nil
 	}
+	h.ends(do)
+	h.hook = nil
+	return at
+}
+
+// ends runs what may be killed.
+func (h *host) ends(do func()) {
+	h.Helper()
 	defer func() {
-		h.hook = nil
 		if r := recover(); r != nil && r != any(errKilled) {
 			panic(r)
 		}
 	}()
 	do()
-	return at
 }
 
 var all = flag.Bool("all", false, "kill before every change, and fill the disk at every write, instead of at some")

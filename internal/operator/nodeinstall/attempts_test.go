@@ -302,17 +302,6 @@ func TestBootUnitOfOthers(t *testing.T) {
 	})
 }
 
-// ends runs what may be killed.
-func (h *host) ends(do func()) {
-	h.Helper()
-	defer func() {
-		if r := recover(); r != nil && r != any(errKilled) {
-			panic(r)
-		}
-	}()
-	do()
-}
-
 // What a version says that does not start is in the message, or what systemd says of it; not what the former one said.
 func TestLogOfAVersionThatDoesNotStart(t *testing.T) {
 	for name, want := range map[string]string{

@@ -23,8 +23,8 @@ type Caller string
 // The callers of Revert.
 const (
 	ByHand  Caller = "hand"  // takes any change back, also a confirmed one
-	ByTimer Caller = "timer" // respects a confirmation
-	ByBoot  Caller = "boot"  // respects a confirmation; the kubelet does not run yet, and is not watched
+	ByTimer Caller = "timer" // finishes a confirmed change
+	ByBoot  Caller = "boot"  // finishes a confirmed change; the kubelet does not run yet, and is not watched
 )
 
 // Revert takes the change in progress back; one that is confirmed it finishes, unless it is called by hand. If there is
