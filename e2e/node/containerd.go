@@ -123,18 +123,18 @@ func (c *Containerd) Reboot(ctx context.Context) (err error) {
 	return c.Start(ctx)
 }
 
-// Close removes every pod, ends containerd, and removes the rest of its containers.
+// Close removes every pod, ends containerd, and removes the rest of its containers, which are also those that
+// containerd refused to remove.
 func (c *Containerd) Close() error {
-	var err error
 	// Close is called at the end, when contexts have ended.
 	ctx := context.Background()
 	if c.Alive() {
 		if k, dialErr := NewKubelet(ctx, c.Endpoint()); dialErr == nil {
-			err = k.RemoveAllPods(ctx)
+			_ = k.RemoveAllPods(ctx)
 			k.Close()
 		}
 	}
-	return errors.Join(err, c.Stop(), endContainers(ctx, c.dir), unmountBelow(c.dir))
+	return errors.Join(c.Stop(), endContainers(ctx, c.dir), unmountBelow(c.dir))
 }
 
 func unmountBelow(dir string) (err error) {

@@ -312,16 +312,6 @@ func (k *Kubelet) Remove(ctx context.Context, p *Pod) error {
 	return err
 }
 
-// RemoveAllPods removes every pod that the runtime has.
-func (k *Kubelet) RemoveAllPods(ctx context.Context) error {
-	ctx = quiet(ctx)
-	all, err := k.Runtime.ListPodSandbox(ctx, nil)
-	for _, s := range all {
-		err = errors.Join(err, k.Runtime.StopPodSandbox(ctx, s.GetId()), k.Runtime.RemovePodSandbox(ctx, s.GetId()))
-	}
-	return err
-}
-
 // RemoveImage removes an image, as the kubelet's image garbage collection does.
 func (k *Kubelet) RemoveImage(ctx context.Context, name string) error {
 	return k.Images.RemoveImage(quiet(ctx), &runtimeapi.ImageSpec{Image: name})
@@ -339,16 +329,26 @@ func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]strin
 	return ids, err
 }
 
-// RemoveStopped removes stopped sandboxes as a kubelet does. It retries until containerd has noticed the end of all.
+// RemoveAllPods removes every pod that the runtime has, as removePods does.
+func (k *Kubelet) RemoveAllPods(ctx context.Context) error { return k.removePods(ctx, nil) }
+
+// RemoveStopped removes the pods whose sandbox has stopped, as removePods does.
 func (k *Kubelet) RemoveStopped(ctx context.Context) error {
+	return k.removePods(ctx, &runtimeapi.PodSandboxFilter{
+		State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
+	})
+}
+
+// removePods retries for a minute, as a kubelet does for ever: containerd refuses to remove a container whose start or
+// end is still under way.
+func (k *Kubelet) removePods(ctx context.Context, which *runtimeapi.PodSandboxFilter) error {
 	var err error
 	host.Within(time.Minute, func() bool {
 		var all []*runtimeapi.PodSandbox
-		all, err = k.Runtime.ListPodSandbox(quiet(ctx), &runtimeapi.PodSandboxFilter{
-			State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
-		})
+		all, err = k.Runtime.ListPodSandbox(quiet(ctx), which)
 		for _, s := range all {
-			err = errors.Join(err, k.Runtime.RemovePodSandbox(quiet(ctx), s.GetId()))
+			stopErr := k.Runtime.StopPodSandbox(quiet(ctx), s.GetId())
+			err = errors.Join(err, stopErr, k.Runtime.RemovePodSandbox(quiet(ctx), s.GetId()))
 		}
 		return err == nil || ctx.Err() != nil
 	})
