@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,12 @@ func (n *nodeInstall) installer() nodeinstall.Installer {
 		},
 		Progress: func(line string) { _, _ = fmt.Fprintln(n.c.Err, cli.Safe(line)) },
 	}
+}
+
+// hostname is how messages name the node where no Rollout does; "" if the host does not say it.
+func (n *nodeInstall) hostname() string {
+	name, _ := n.enabler.Host.ReadFile("/proc/sys/kernel/hostname")
+	return strings.TrimSpace(string(name))
 }
 
 // ended prints how an attempt ended.
@@ -177,6 +184,7 @@ if it has ended.`,
 		if *dry {
 			return n.plan(o, r)
 		}
+		r.NodeName = cmp.Or(r.NodeName, n.hostname())
 		s, err := n.installer().Apply(cmd.Context(), r)
 		return n.ended(o, s, err)
 	}
@@ -293,7 +301,7 @@ func nodeDecision(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		r := nodeinstall.Request{
 			Attempt: "by-hand-" + c.Now().UTC().Format("20060102T150405"), Action: action, Purge: purge != nil && *purge,
-			Probation: (10 * time.Second).String(),
+			NodeName: n.hostname(), Probation: (10 * time.Second).String(),
 		}
 		if how.DryRun {
 			return n.plan(o, r)

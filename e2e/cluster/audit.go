@@ -60,16 +60,16 @@ func (c *Cluster) Requests() (all []Request, err error) {
 	return all, nil
 }
 
-// NoneRefused returns an error if the API server has refused a request of a program whose user agent begins so, and how
-// many such requests the log has. An empty user is every one. A request that was granted later is none: an API server
-// that has just started refuses some until it knows its roles.
+// NoneRefused returns an error if the API server has refused a request of a program and a user whose names begin so,
+// and how many such requests the log has. A request that was granted later is none: an API server that has just
+// started refuses some until it knows its roles.
 func (c *Cluster) NoneRefused(program, user string) (made int, err error) {
 	all, err := c.Requests()
 	refused := map[[3]string]Request{}
 	for _, r := range all {
 		// The Node authorizer learns later of a pod than its node, which asks again, unless the pod is gone.
 		early := strings.Contains(r.ResponseStatus.Message, "no relationship found between node")
-		if !strings.HasPrefix(r.UserAgent, program) || user != "" && user != r.User.Username || early {
+		if !strings.HasPrefix(r.UserAgent, program) || !strings.HasPrefix(r.User.Username, user) || early {
 			continue
 		}
 		made++

@@ -138,7 +138,11 @@ func (f *fleet) Close() error {
 		}
 	}
 	if f.Cluster != nil {
-		errs = append(errs, f.Cluster.Close())
+		calls, refused := f.NoneRefused("pullgate-dispatcher", "")
+		if calls == 0 {
+			refused = errors.Join(refused, errors.New("the audit log has no call of a dispatcher: it shows nothing"))
+		}
+		errs = append(errs, refused, f.Cluster.Close())
 	}
 	return errors.Join(append(errs, os.RemoveAll(f.dir))...)
 }

@@ -28,7 +28,7 @@ func policies(x *test) {
 	x.create("")
 	x.becomes("Stopped", "failed 1, pending 1") // so that a pod of the dispatcher stays
 	config := testkit.Value(clientcmd.RESTConfigFromKubeConfig(testkit.Value(os.ReadFile(x.fleet.kubeconfig))(t)))(t)
-	config.UserAgent = "pullgate-dispatcher-test"
+	config.UserAgent = "policies-test"
 	dispatcher := testkit.Value(kubernetes.NewForConfig(config))(t)
 	dry := []string{metav1.DryRunAll}
 	pods := testkit.Value(x.fleet.Client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{

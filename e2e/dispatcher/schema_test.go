@@ -74,6 +74,9 @@ func refusesWhatCanNeverWork(x *test) {
 		{"publicKey", `"-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----"`, "spec.publicKey"},
 		{"publicKey", `"-----BEGIN PUBLIC KEY-----\nthe key\n-----END PUBLIC KEY-----"`, "spec.publicKey"},
 		{"publicKey", strings.Replace(publicKey, "\\n\"", `\nmore"`, 1), "spec.publicKey"},
+		{"publicKey", strings.Replace(publicKey, "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE", // the same on P-384
+			"MHYwEAYHKoZIzj0CAQYFK4EEACIDYgAE", 1), "an ECDSA key on P-256"},
+		{"configuration", `"# in shadow mode\nnoPullImageSecretRecheck: true\n"`, "remove noPullImageSecretRecheck"},
 		{"waves", `[]`, "spec.waves"},
 		{"waves", `[0]`, "spec.waves[0]"},
 		{"waves", `["0%"]`, "spec.waves[0]"},
@@ -126,6 +129,7 @@ func refusesWhatCanNeverWork(x *test) {
 	}
 	for _, c := range []struct{ field, value string }{
 		{"waves", `[1, "1%", "100%", 5000]`},
+		{"configuration", `"# noPullImageSecretRecheck: true\nstateDir: /noPullImageSecretRecheck:"`},
 		{"failureBudget", `"0%"`},
 		{"soak", `"1h30m"`},
 		{"confirmWithin", `"30s"`},

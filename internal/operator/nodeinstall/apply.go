@@ -89,7 +89,7 @@ func (i Installer) Apply(ctx context.Context, r Request) (Status, error) {
 	case err != nil: // it is only shown, and written again
 	case state.Change == nil && last.Attempt == r.Attempt && last.Outcome != "":
 		i.tidy(ctx)
-		return last, outcomeError(last)
+		return last, i.outcomeError(last)
 	case state.Change == nil && state.Installed != nil && state.Installed.Attempt == r.Attempt:
 		s := i.statusOf(r, state, "Finish", Installed, "version "+state.Installed.Version+" is installed")
 		i.tidy(ctx)
@@ -246,12 +246,16 @@ func (i Installer) statusOf(r Request, s State, stage string, o Outcome, text st
 	return st
 }
 
-func outcomeError(s Status) error {
+func (i Installer) outcomeError(s Status) error {
 	if s.Good() {
 		return nil
 	}
-	return program.Hintf("start another attempt once the cause is removed", "attempt %s has ended: %s: %s", s.Attempt,
-		s.Outcome, s.Message)
+	next := "start another attempt"
+	if i.ConfirmItself {
+		next = "run the command again"
+	}
+	return program.Hintf(next+" once the cause is removed", "attempt %s has ended: %s: %s", s.Attempt, s.Outcome,
+		s.Message)
 }
 
 // Confirm confirms an attempt: from now on it is not taken back by time.

@@ -156,7 +156,7 @@ func (i Installer) resolve(ctx context.Context, state State, why string, boot bo
 		i.tryAgain(ctx, state)
 		return s, program.WithHint(err, "correct that, then run pullgatectl node revert; it is tried again in a minute")
 	}
-	return s, outcomeError(s)
+	return s, i.outcomeError(s)
 }
 
 // tryAgain lets the timer end a change that could not be ended. If the timer has called, systemd tries again.

@@ -56,7 +56,7 @@ func (p Pod) run(ctx context.Context, r Request, started int) (Status, error) {
 	s, state, _ := p.both() // read a moment ago
 	switch {
 	case errors.Is(err, errEnded):
-		return s, outcomeError(s)
+		return s, p.outcomeError(s)
 	case err != nil && state.Change != nil && state.Change.Request.Attempt == r.Attempt:
 		return p.gaveUp(r, s, err)
 	case err != nil:
@@ -288,7 +288,7 @@ func (p Pod) follow(ctx context.Context, r Request, command []string, started in
 		case err != nil:
 			failed = err
 		case s.Attempt == r.Attempt && s.Outcome != "" && state.Change == nil:
-			return s, outcomeError(s)
+			return s, p.outcomeError(s)
 		case s.Attempt == r.Attempt && s.Stage+s.Message != shown:
 			shown = s.Stage + s.Message
 			p.progress("%s: %s", s.Stage, safetext.Line(s.Message, maxMessage))

@@ -162,6 +162,7 @@ func TestClusterWithoutAPIServer(t *testing.T) {
 					t.Errorf("without labels: %s; want a denial", text)
 				}
 				denied.Add(1)
+				time.Sleep(time.Second) // they are to wait for an API server, not to use the processor
 			}
 		})
 	}
