@@ -99,7 +99,7 @@ test: setup ## run every kind of test once, as root
 
 .PHONY: matrix
 matrix: setup build ## run scenarios on every other kubelet and runtime, cosign and critest, as root
-	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 \
+	cd e2e && NODES=matrix $(GOTESTSUM) -tags e2e -count=1 -timeout 60m -parallel 32 \
 		-run '^(TestNode|TestOracle|TestCritest)$$' ./kubelets ./signatures ./critest
 
 .PHONY: unit
@@ -145,13 +145,13 @@ crash: ## kill the daemon at every crash point and check that nothing unproved i
 # What takes longest begins first.
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry, kube-apiserver and kubelet, as root
-	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 40m -p 3 -parallel 16 ./kubelets ./fleet ./systemd . ./release ./...
+	cd e2e && $(GOTESTSUM) -tags e2e -count=1 -timeout 60m -p 3 -parallel 16 ./kubelets ./fleet ./systemd . ./release ./...
 	cd e2e/bench && go test -count=1 .
 
 .PHONY: e2e-node
 e2e-node: build ## run scenarios of tenants under a real kubelet, as root; KUBELET, RUNTIME and RUN select
 	cd e2e && KUBELET='$(KUBELET)' RUNTIME='$(RUNTIME)' SCENARIO='$(RUN)' \
-		$(GOTESTSUM) -tags e2e -count=1 -timeout 45m -parallel 32 -run '^TestNode$$' ./kubelets
+		$(GOTESTSUM) -tags e2e -count=1 -timeout 60m -parallel 32 -run '^TestNode$$' ./kubelets
 
 .PHONY: fuzz
 fuzz: ## fuzz every target for FUZZTIME (30s)
