@@ -69,7 +69,7 @@ func (c *Cluster) NoneRefused(program, user string) (made int, err error) {
 	for _, r := range all {
 		// The Node authorizer learns later of a pod than its node, which asks again, unless the pod is gone.
 		early := strings.Contains(r.ResponseStatus.Message, "no relationship found between node")
-		// By this client-go learns that an API server has no streaming lists, and lists.
+		// client-go asks for a streaming list first, which an older API server does not have.
 		asked := strings.Contains(r.ResponseStatus.Message, "sendInitialEvents is forbidden for watch")
 		if !strings.HasPrefix(r.UserAgent, program) || !strings.HasPrefix(r.User.Username, user) || early || asked {
 			continue
