@@ -445,15 +445,19 @@ func (s *site) enforces(n *fleet.Node, b build) {
 func (s *site) noCallFailed(n *fleet.Node, since time.Time) {
 	s.Helper()
 	journal := testkit.Value(n.Journal(s.Context(), since, "kubelet.service"))(s)
-	seen := 0
+	seen, failed := 0, false
 	for line := range strings.Lines(journal) {
 		seen++
 		// containerd 1.6 does not have this call.
 		// The pod that installs has ended, and its probe has not.
 		known := strings.Contains(line, "unknown method RuntimeConfig") || strings.Contains(line, `"install-status"`)
 		if strings.Contains(line, "rpc error") && !known {
+			failed = true
 			s.Errorf("%s: a call of the kubelet failed: %s", n.Name, line)
 		}
+	}
+	if failed {
+		s.Logf("pullgated on %s:\n%s", n.Name, testkit.Value(n.Journal(s.Context(), since, "pullgated.service"))(s))
 	}
 	if seen == 0 {
 		s.Errorf("the kubelet of %s has logged nothing since %v", n.Name, since)

@@ -28,20 +28,30 @@ func (c *callGroup) Begin() (end func()) {
 	return c.current.Done
 }
 
-// Wait returns when the calls that were in flight when it was called have ended, or when no more than spare is left of
-// ctx. Calls that begin meanwhile do not prolong it.
-func (c *callGroup) Wait(ctx context.Context, spare time.Duration) {
+// Settle returns when no call has been in flight for longer than settled, or when no more than spare is left of ctx.
+// Calls that begin meanwhile prolong it only if they take longer than that.
+func (c *callGroup) Settle(ctx context.Context, spare time.Duration) {
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-spare))
+		defer cancel()
+	}
+	for began := time.Now(); ; began = time.Now() {
+		c.wait(ctx)
+		if ctx.Err() != nil || time.Since(began) < settled {
+			return
+		}
+	}
+}
+
+// wait returns when the calls that were in flight when it was called have ended, or ctx has.
+func (c *callGroup) wait(ctx context.Context) {
 	c.mu.Lock()
 	calls := c.current
 	c.current = nil
 	c.mu.Unlock()
 	if calls == nil {
 		return
-	}
-	if deadline, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-spare))
-		defer cancel()
 	}
 	ended := make(chan struct{})
 	go func() { defer close(ended); calls.Wait() }()
@@ -61,7 +71,8 @@ type drainListener struct {
 	close  func()
 
 	mu      sync.Mutex     // held during Accept of the inner listener
-	pending sync.WaitGroup // accepted connections whose handshake is not done
+	pending sync.WaitGroup // accepted connections to which nothing was written
+	open    sync.Map       // accepted connections, as *pendingConn
 }
 
 func newDrainListener(l net.Listener) *drainListener {
@@ -93,9 +104,25 @@ func (l *drainListener) accept() (net.Conn, error) {
 	}
 	l.pending.Add(1)
 	gone := make(chan struct{})
-	return &pendingConn{
-		Conn: conn, handshakeDone: sync.OnceFunc(l.pending.Done), gone: gone, closing: sync.OnceFunc(func() { close(gone) }),
-	}, nil
+	accepted := &pendingConn{Conn: conn, handshakeDone: sync.OnceFunc(l.pending.Done), gone: gone}
+	accepted.closing = sync.OnceFunc(func() {
+		l.open.Delete(accepted)
+		close(gone)
+	})
+	l.open.Store(accepted, nil)
+	return accepted, nil
+}
+
+// CloseConnections closes the accepted connections. Without it grpc's Stop waits until the handshakes have ended. A nil
+// listener has none.
+func (l *drainListener) CloseConnections() {
+	if l == nil {
+		return
+	}
+	l.open.Range(func(conn, _ any) bool {
+		_ = conn.(*pendingConn).Close()
+		return true
+	})
 }
 
 // Pause stops accepting, and waits until the handshakes of accepted connections are done, or ctx ends. It is called
@@ -173,20 +200,27 @@ func Gone(ctx context.Context) <-chan struct{} {
 // NetConn returns the connection that was accepted.
 func (c *pendingConn) NetConn() net.Conn { return c.Conn }
 
-// lastCalls is the part of Shutdown's time that is reserved for the calls that began after Shutdown did.
-const lastCalls = time.Second
+// Times of Shutdown. From the pause on nobody accepts connections until the next process does, and a kubelet gives up
+// after 5 s: so the pause comes when no call has been in flight for as long as settled, and its calls have lastCalls.
+const (
+	settled   = 500 * time.Millisecond
+	lastCalls = 2 * time.Second
+)
 
 func errStopping() error {
 	return Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
 }
 
-// Shutdown ends the server before ctx does. It serves on until the unary calls that are in flight have ended, so that a
-// long one does not delay other clients. Then it accepts no more connections: clients wait in the accept queue of the
-// socket for the next process. Streams end with Unavailable, clients get GOAWAY, and the calls that they have begun are
-// answered. At the end of ctx the remaining calls are cancelled. Shutdown returns when no call is left.
+// Shutdown ends the server before ctx does. It serves on while unary calls are in flight that take long, so that none
+// delays other clients. Then it accepts no more connections: clients wait in the accept queue of the socket for the next
+// process. Streams end with Unavailable, clients get GOAWAY, and the calls that they have begun are answered. After 2 s of
+// that, or at the end of ctx, the remaining calls are cancelled. Shutdown returns when no call is left.
 func (s *Server) Shutdown(ctx context.Context) {
-	s.underWay.Wait(ctx, lastCalls)
-	if err := s.listener.Swap(nil).Pause(ctx); err != nil {
+	s.underWay.Settle(ctx, lastCalls)
+	ctx, cancel := context.WithTimeout(ctx, lastCalls)
+	defer cancel()
+	listener := s.listener.Swap(nil)
+	if err := listener.Pause(ctx); err != nil {
 		s.log.Info("Closing connections before the HTTP/2 handshake; clients will reconnect", "err", err)
 	}
 	drained := make(chan struct{})
@@ -198,6 +232,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	select {
 	case <-drained:
 	case <-ctx.Done():
+		listener.CloseConnections()
 		s.grpc.Stop()
 		<-drained
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,34 +92,39 @@ func TestPauseWaitsForHandshakes(t *testing.T) {
 	}
 }
 
-func TestWaitIsForTheCallsOfItsMoment(t *testing.T) {
+func TestSettleWaitsForCallsThatTakeLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var calls callGroup
-		calls.Wait(t.Context(), 0) // for none
-		before := calls.Begin()
-		waited := make(chan struct{})
-		go func() { defer close(waited); calls.Wait(t.Context(), 0) }()
-		synctest.Wait()
-		after := calls.Begin()
-		select {
-		case <-waited:
-			t.Error("Wait returned before the call ended")
-		default:
-		}
-		before()
-		synctest.Wait()
-		select {
-		case <-waited:
-		default:
-			t.Error("Wait waits for a call that began after it")
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
 		began := time.Now()
-		calls.Wait(ctx, time.Second)
-		if took := time.Since(began); took != 59*time.Second {
-			t.Errorf("Wait took %v for a call that does not end; want the minute but a second", took)
+		var calls callGroup
+		var all sync.WaitGroup
+		defer all.Wait()
+		took := func(limit time.Duration) time.Duration {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			began := time.Now()
+			calls.Settle(ctx, time.Second)
+			return time.Since(began)
 		}
-		after()
+		call := func(from, to time.Duration) {
+			all.Go(func() {
+				time.Sleep(from - time.Since(began))
+				defer calls.Begin()()
+				time.Sleep(to - from)
+			})
+			synctest.Wait()
+		}
+		if got := took(time.Minute); got != 0 {
+			t.Errorf("without a call it took %v", got)
+		}
+		call(0, 3*time.Second)
+		call(2*time.Second, 5*time.Second)                 // begins while one is waited for
+		call(4900*time.Millisecond, 5300*time.Millisecond) // short
+		call(5200*time.Millisecond, time.Hour)             // begins during the short one: nothing takes long at this moment
+		if got := took(time.Minute); got != 5300*time.Millisecond {
+			t.Errorf("Settle took %v; want 5.3s, until no call took longer than half a second", got)
+		}
+		if got := took(time.Minute); got != 59*time.Second {
+			t.Errorf("Settle took %v for a call that does not end; want the minute but a second", got)
+		}
 	})
 }

@@ -38,7 +38,7 @@ const (
 	maxHandled = 16 << 20
 )
 
-// handshakeLimit bounds the handshake of a connection. A stop waits for it; kubelets give up after the same time.
+// handshakeLimit bounds the handshake of a connection. Kubelets give up after the same time.
 const handshakeLimit = 5 * time.Second
 
 // readBuffer is less than the default, 32 KiB, which would be most of the memory of an idle connection.
