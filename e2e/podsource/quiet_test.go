@@ -23,8 +23,13 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
+// moreMemory is what condition, report and Events together may take more of a node, in bytes. docs/performance/fleet.md
+// has a figure of many starts; here is one start of each, and a Go heap varies by a megabyte.
+const moreMemory = 4 << 20
+
 // With condition, report and Events off, the API server gets no request but those that judging needs. The node with all
-// of them on does the same, shows that the audit log has what is looked for, and syncs its store no more often.
+// of them on does the same, shows that the audit log has what is looked for, syncs its store no more often, and takes
+// little more memory.
 func TestQuietSource(t *testing.T) {
 	t.Parallel()
 	w := begin(t, kubernetes137)
@@ -62,11 +67,25 @@ func TestQuietSource(t *testing.T) {
 	}, reads...)
 	slices.Sort(want)
 	const first = 50 * time.Second // a node has written its report
+	resident := map[*member][]int{}
 	members.until("requests", func(m *member) bool {
+		for _, each := range members {
+			resident[each] = append(resident[each], testkit.Value(host.UsageOf(each.gate.PID()))(w).Resident)
+		}
 		return m == quiet || len(w.requests(name)) >= len(want) && time.Since(began) > first
 	})
 	testkit.Equal(t, "requests of the other node", strings.Join(w.requests(name), "\n"), strings.Join(want, "\n"))
 	testkit.Equal(t, "requests of the quiet node", strings.Join(w.requests(quiet.name), "\n"), strings.Join(reads, "\n"))
+	with, without := median(resident[loud]), median(resident[quiet])
+	t.Logf("resident in the median: %d KiB, and %d KiB without condition, report and Events", with>>10, without>>10)
+	if with-without > moreMemory {
+		t.Errorf("condition, report and Events take %d KiB more; want %d at most", (with-without)>>10, moreMemory>>10)
+	}
+}
+
+func median(all []int) int {
+	slices.Sort(all)
+	return all[len(all)/2]
 }
 
 func (m *member) metric(name string, labels ...string) float64 {

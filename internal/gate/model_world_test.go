@@ -268,7 +268,7 @@ func (w *modelWorld) stop() []byte {
 	w.process.wg.Wait()
 	close(w.conn.broken)
 	w.settle()
-	w.gate.Wait()
+	w.gate.Wait(context.Background())
 	data, err := w.tracker.HandOver()
 	w.must(errors.Join(err, w.store.Close(), w.up.Close()))
 	return data

@@ -28,17 +28,19 @@ func (c *callGroup) Begin() (end func()) {
 	return c.current.Done
 }
 
-// Settle returns when no call has been in flight for longer than settled, or when no more than spare is left of ctx.
-// Calls that begin meanwhile prolong it only if they take longer than that.
+// Settle returns when every call in flight is young: less than 20 ms old at first, and less than 500 ms after 2 s. Calls
+// that begin meanwhile prolong it only if they get older. It returns before that when no more than spare is left of ctx;
+// without a deadline, steady calls that take long keep it for ever.
 func (c *callGroup) Settle(ctx context.Context, spare time.Duration) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-spare))
 		defer cancel()
 	}
-	for began := time.Now(); ; began = time.Now() {
+	for began := time.Now(); ctx.Err() == nil; {
+		round := time.Now()
 		c.wait(ctx)
-		if ctx.Err() != nil || time.Since(began) < settled {
+		if time.Since(round) < min(max(young, time.Since(began)/4), settled) {
 			return
 		}
 	}
@@ -70,9 +72,9 @@ type drainListener struct {
 	closed chan struct{} // closed by Close
 	close  func()
 
-	mu      sync.Mutex     // held during Accept of the inner listener
-	pending sync.WaitGroup // accepted connections to which nothing was written
-	open    sync.Map       // accepted connections, as *pendingConn
+	mu         sync.Mutex     // held during Accept of the inner listener
+	pending    sync.WaitGroup // accepted connections whose handshake is not done
+	handshakes sync.Map       // the same, as *pendingConn
 }
 
 func newDrainListener(l net.Listener) *drainListener {
@@ -104,29 +106,18 @@ func (l *drainListener) accept() (net.Conn, error) {
 	}
 	l.pending.Add(1)
 	gone := make(chan struct{})
-	accepted := &pendingConn{Conn: conn, handshakeDone: sync.OnceFunc(l.pending.Done), gone: gone}
-	accepted.closing = sync.OnceFunc(func() {
-		l.open.Delete(accepted)
-		close(gone)
+	accepted := &pendingConn{Conn: conn, gone: gone, closing: sync.OnceFunc(func() { close(gone) })}
+	accepted.handshakeDone = sync.OnceFunc(func() {
+		l.handshakes.Delete(accepted)
+		l.pending.Done()
 	})
-	l.open.Store(accepted, nil)
+	l.handshakes.Store(accepted, nil)
 	return accepted, nil
 }
 
-// CloseConnections closes the accepted connections. Without it grpc's Stop waits until the handshakes have ended. A nil
-// listener has none.
-func (l *drainListener) CloseConnections() {
-	if l == nil {
-		return
-	}
-	l.open.Range(func(conn, _ any) bool {
-		_ = conn.(*pendingConn).Close()
-		return true
-	})
-}
-
-// Pause stops accepting, and waits until the handshakes of accepted connections are done, or ctx ends. It is called
-// once. A nil listener has nothing to wait for.
+// Pause stops accepting, and waits until the handshakes of accepted connections are done. Connections on which that
+// takes longer than greeting, or than ctx, are closed: grpc's stop waits for them before it says good-bye to the others.
+// It is called once. A nil listener has nothing to wait for.
 func (l *drainListener) Pause(ctx context.Context) error {
 	if l == nil {
 		return nil
@@ -143,10 +134,18 @@ func (l *drainListener) Pause(ctx context.Context) error {
 	defer l.mu.Unlock()
 	done := make(chan struct{})
 	go func() { defer close(done); l.pending.Wait() }()
+	ctx, cancel := context.WithTimeout(ctx, greeting)
+	defer cancel()
 	select {
 	case <-done:
 		return nil
 	case <-ctx.Done():
+		l.handshakes.Range(func(conn, _ any) bool {
+			if c, ok := conn.(*pendingConn); ok {
+				_ = c.Close()
+			}
+			return true
+		})
 		return ctx.Err()
 	}
 }
@@ -157,7 +156,8 @@ func (l *drainListener) Close() error {
 	return l.Listener.Close()
 }
 
-// A pendingConn is an accepted connection. Its handshake counts as done at its first Write, or when it is closed.
+// A pendingConn is an accepted connection. Its handshake counts as done when grpc takes the deadline of the handshake
+// off, or when it is closed.
 type pendingConn struct {
 	net.Conn
 	handshakeDone func()
@@ -165,10 +165,12 @@ type pendingConn struct {
 	closing       func()
 }
 
-// Write writes to the connection.
-func (c *pendingConn) Write(p []byte) (int, error) {
-	defer c.handshakeDone()
-	return c.Conn.Write(p)
+// SetDeadline sets the deadline of the connection; the zero time means that there is none.
+func (c *pendingConn) SetDeadline(t time.Time) error {
+	if t.IsZero() {
+		defer c.handshakeDone()
+	}
+	return c.Conn.SetDeadline(t)
 }
 
 // Close closes the connection.
@@ -201,9 +203,11 @@ func Gone(ctx context.Context) <-chan struct{} {
 func (c *pendingConn) NetConn() net.Conn { return c.Conn }
 
 // Times of Shutdown. From the pause on nobody accepts connections until the next process does, and a kubelet gives up
-// after 5 s: so the pause comes when no call has been in flight for as long as settled, and its calls have lastCalls.
+// after 5 s. So the pause comes when every call in flight is young, and the calls that are left then have lastCalls.
 const (
+	young     = 20 * time.Millisecond // and up to settled, the longer there was none such moment
 	settled   = 500 * time.Millisecond
+	greeting  = time.Second
 	lastCalls = 2 * time.Second
 )
 
@@ -211,17 +215,16 @@ func errStopping() error {
 	return Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
 }
 
-// Shutdown ends the server before ctx does. It serves on while unary calls are in flight that take long, so that none
-// delays other clients. Then it accepts no more connections: clients wait in the accept queue of the socket for the next
-// process. Streams end with Unavailable, clients get GOAWAY, and the calls that they have begun are answered. After 2 s of
-// that, or at the end of ctx, the remaining calls are cancelled. Shutdown returns when no call is left.
+// Shutdown ends the server before ctx does. It serves on while a unary call takes long, so that none delays other
+// clients. Then it accepts no more connections: clients wait in the accept queue of the socket for the next process.
+// Streams end with Unavailable, clients get GOAWAY, and the calls that they have begun are answered. What is left 2 s
+// after the last connection was accepted, or at the end of ctx, is cancelled. Shutdown returns when no call is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.underWay.Settle(ctx, lastCalls)
 	ctx, cancel := context.WithTimeout(ctx, lastCalls)
 	defer cancel()
-	listener := s.listener.Swap(nil)
-	if err := listener.Pause(ctx); err != nil {
-		s.log.Info("Closing connections before the HTTP/2 handshake; clients will reconnect", "err", err)
+	if err := s.listener.Swap(nil).Pause(ctx); err != nil {
+		s.log.Info("Connections were closed before their HTTP/2 handshake was done; clients will reconnect", "err", err)
 	}
 	drained := make(chan struct{})
 	go func() {
@@ -232,7 +235,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	select {
 	case <-drained:
 	case <-ctx.Done():
-		listener.CloseConnections()
+		s.log.Info("Cancelling the calls that have not ended, others wait for the next process", "after", lastCalls)
 		s.grpc.Stop()
 		<-drained
 	}

@@ -62,7 +62,7 @@ func TestPauseWaitsForHandshakes(t *testing.T) {
 		handshake func(net.Conn) error
 		want      error
 	}{
-		"handshake done": {func(c net.Conn) error { _, err := c.Write([]byte("hello")); return err }, nil},
+		"handshake done": {func(c net.Conn) error { return c.SetDeadline(time.Time{}) }, nil},
 		"closed":         {net.Conn.Close, nil},
 		"no handshake":   {func(net.Conn) error { return nil }, context.DeadlineExceeded},
 	} {
@@ -116,6 +116,12 @@ func TestSettleWaitsForCallsThatTakeLong(t *testing.T) {
 		if got := took(time.Minute); got != 0 {
 			t.Errorf("without a call it took %v", got)
 		}
+		call(0, 100*time.Millisecond)
+		call(50*time.Millisecond, 150*time.Millisecond) // begins while one is waited for
+		if got := took(time.Minute); got != 150*time.Millisecond {
+			t.Errorf("Settle took %v; want 150ms, until there was no call", got)
+		}
+		began = time.Now()
 		call(0, 3*time.Second)
 		call(2*time.Second, 5*time.Second)                 // begins while one is waited for
 		call(4900*time.Millisecond, 5300*time.Millisecond) // short

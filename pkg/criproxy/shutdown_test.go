@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,94 +72,130 @@ func TestShutdownServesOnUntilALongCallEnds(t *testing.T) {
 	<-stopped
 }
 
-// Nor does a call that begins while another is waited for, and does not end, keep new connections waiting for longer
-// than a kubelet does.
+// A call that does not end, and that has begun while another one was waited for, keeps no new connection waiting for
+// longer than a kubelet does.
 func TestLongCallsKeepNoConnectionWaiting(t *testing.T) {
 	runtime := criproxytest.NewRuntime(t)
-	first, second, goOn, ever := make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	begun, goOn, ever := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	defer close(ever)
 	var calls atomic.Int64
 	runtime.Do(func(r *criproxytest.Runtime) {
 		r.BeforeAnswer = func(method string) {
-			switch {
-			case method != "Status":
-			case calls.Add(1) == 1:
-				close(first)
+			if method != "Status" {
+				return
+			}
+			begun <- struct{}{}
+			if calls.Add(1) == 1 {
 				<-goOn
-			default:
-				close(second)
+			} else {
 				<-ever
 			}
 		}
 	})
-	defer close(ever)
-	socket := filepath.Join(filepath.Dir(runtime.Endpoint()[len("unix://"):]), "kept.sock")
-	kept := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: socket}))(t)
-	defer func() { _ = kept.Close() }()
-	serve := func() (*criproxy.Server, func()) {
+	endpoint, serve := keptSocket(t, runtime)
+	server, stop := serve()
+	conn := client(t, endpoint)
+	call := func(ended chan<- error) {
+		_, err := runtimeapi.NewRuntimeServiceClient(conn).Status(t.Context(), &runtimeapi.StatusRequest{})
+		ended <- err
+	}
+	first, second := make(chan error, 1), make(chan error, 1)
+	go call(first)
+	<-begun
+	stopped := make(chan time.Duration, 1)
+	go func() { stopped <- shutdown(t, server, 6*time.Second) }()
+	time.Sleep(100 * time.Millisecond) // it waits for the first one
+	go call(second)
+	<-begun
+	end := callThrough(t, endpoint, true)
+	close(goOn)
+	if err := <-first; err != nil {
+		t.Errorf("the call that was under way = %v; want its answer", err)
+	}
+	took := <-stopped
+	stop()
+	_, stop = serve()
+	defer stop()
+	if err := end(); err != nil {
+		t.Errorf("a new connection: %v; want it served by one process or the other", err)
+	}
+	if code := status.Code(<-second); code != codes.Unavailable && code != codes.Canceled {
+		t.Errorf("the call that does not end = %v; want it cancelled", code)
+	}
+	t.Logf("the stop took %v", took)
+}
+
+// A connection that sends nothing delays a stop by less than the handshake limit, and no call of others fails.
+func TestSilentConnectionFailsNoCallOfOthers(t *testing.T) {
+	endpoint, serve := keptSocket(t, criproxytest.NewRuntime(t))
+	server, stop := serve()
+	silent := testkit.Value((&net.Dialer{}).DialContext(t.Context(), "unix", endpoint[len("unix://"):]))(t)
+	defer func() { _ = silent.Close() }()
+	if _, err := silent.Read(make([]byte, 1)); err != nil { // the server has sent its part of the handshake
+		t.Fatal(err)
+	}
+	stays, connects := callThrough(t, endpoint, false), callThrough(t, endpoint, true)
+	if took := shutdown(t, server, 10*time.Second); took > 4*time.Second {
+		t.Errorf("the stop took %v; want about a second, and less than the handshake limit", took)
+	}
+	stop()
+	_, stop = serve()
+	defer stop()
+	if err := errors.Join(stays(), connects()); err != nil {
+		t.Error(err)
+	}
+}
+
+// keptSocket returns the endpoint of a socket that stays open, and a function that starts the next proxy on it.
+func keptSocket(t *testing.T, runtime *criproxytest.Runtime) (
+	endpoint string, serve func() (server *criproxy.Server, stop func()),
+) {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(runtime.Endpoint()[len("unix://"):]), "kept.sock")
+	kept := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path}))(t)
+	t.Cleanup(func() { _ = kept.Close() })
+	return "unix://" + path, func() (*criproxy.Server, func()) {
 		f := testkit.Value(kept.File())(t)
 		l, err := net.FileListener(f)
 		testkit.Must(t, errors.Join(err, f.Close()))
 		return serveOn(t, l, runtime.Endpoint())
 	}
-	server, stop := serve()
-	var long, callers errgroup.Group
-	runs := runtimeapi.NewRuntimeServiceClient(client(t, "unix://"+socket))
-	call := func() error {
-		_, err := runs.Status(t.Context(), &runtimeapi.StatusRequest{})
-		return err
-	}
-	long.Go(call)
-	<-first
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		server.Shutdown(ctx)
-	}()
-	// It begins before the first one ends.
-	ended := make(chan error, 1)
-	go func() { ended <- call() }()
-	<-second
-	over := make(chan struct{})
-	callers.Go(func() error {
-		return until(over, func() error {
-			conn := dialAsKubelet(t, "unix://"+socket)
-			_, err := runtimeapi.NewRuntimeServiceClient(conn).Version(t.Context(), &runtimeapi.VersionRequest{})
-			return errors.Join(err, conn.Close())
-		})
-	})
-	close(goOn)
-	if err := long.Wait(); err != nil {
-		t.Errorf("the call that was under way = %v; want its answer", err)
-	}
-	<-stopped
-	stop()
-	_, stop = serve()
-	defer stop()
-	close(over)
-	if err := callers.Wait(); err != nil {
-		t.Errorf("a new connection: %v; want it served by one process or the other", err)
-	}
-	if code := status.Code(<-ended); code != codes.Unavailable && code != codes.Canceled {
-		t.Errorf("the call that does not end = %v; want it cancelled", code)
-	}
 }
 
-// A connection that sends nothing delays a stop by no handshake limit: kubelets do not wait for longer.
-func TestIdleConnectionDoesNotDelayShutdown(t *testing.T) {
-	proxied, server := serveBefore(t, criproxytest.NewRuntime(t).Endpoint())
-	conn := testkit.Value((&net.Dialer{}).DialContext(t.Context(), "unix", proxied[len("unix://"):]))(t)
-	defer func() { _ = conn.Close() }()
-	if _, err := conn.Read(make([]byte, 1)); err != nil { // the handshake is done
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+// shutdown stops a server within a limit, and returns how long that took.
+func shutdown(t *testing.T, server *criproxy.Server, limit time.Duration) time.Duration {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	began := time.Now()
 	server.Shutdown(ctx)
-	if took := time.Since(began); took > 4*time.Second {
-		t.Errorf("the stop took %v; want about a second, and less than the handshake limit", took)
+	return time.Since(began)
+}
+
+// callThrough calls Version again and again as a kubelet does, on one connection or with one for each call, until end is
+// called, which returns the first error. It has an answer when it returns.
+func callThrough(t *testing.T, endpoint string, connects bool) (end func() error) {
+	t.Helper()
+	over, answered := make(chan struct{}), make(chan struct{})
+	first := sync.OnceFunc(func() { close(answered) })
+	conn := dialAsKubelet(t, endpoint)
+	var calls errgroup.Group
+	calls.Go(func() error {
+		defer first()
+		return until(over, func() error {
+			if connects {
+				conn = dialAsKubelet(t, endpoint)
+				defer func() { _ = conn.Close() }()
+			}
+			_, err := runtimeapi.NewRuntimeServiceClient(conn).Version(t.Context(), &runtimeapi.VersionRequest{})
+			first()
+			return err
+		})
+	})
+	<-answered
+	return func() error {
+		close(over)
+		return calls.Wait()
 	}
 }
 
@@ -185,10 +222,7 @@ func TestHandoverFailsNoCall(t *testing.T) {
 	if testing.Short() {
 		rounds = 5
 	}
-	socket := filepath.Join(filepath.Dir(runtime.Endpoint()[len("unix://"):]), "kept.sock")
-	kept, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: socket})
-	testkit.Must(t, err)
-	defer func() { _ = kept.Close() }()
+	endpoint, serve := keptSocket(t, runtime)
 
 	var callers errgroup.Group
 	var answered, judged atomic.Int64
@@ -208,33 +242,26 @@ func TestHandoverFailsNoCall(t *testing.T) {
 		return err
 	}
 	for range 3 { // clients that stay connected
-		conn := dialAsKubelet(t, "unix://"+socket)
+		conn := dialAsKubelet(t, endpoint)
 		for caller := range 21 {
 			callers.Go(func() error { return until(over, func() error { return call(conn, caller%2 == 0) }) })
 		}
 	}
 	callers.Go(func() error { // a client that connects for each call
 		return until(over, func() error {
-			conn := dialAsKubelet(t, "unix://"+socket)
+			conn := dialAsKubelet(t, endpoint)
 			return errors.Join(call(conn, false), conn.Close())
 		})
 	})
 	for range rounds {
-		f := testkit.Value(kept.File())(t)
-		l, err := net.FileListener(f)
-		testkit.Must(t, errors.Join(err, f.Close()))
-		_, stop := serveOn(t, l, runtime.Endpoint())
+		_, stop := serve()
 		for before := answered.Load(); answered.Load() < before+200; {
 			time.Sleep(time.Millisecond)
 		}
 		stop()
 	}
 	close(over)
-	last, err := kept.File() // clients that still wait are answered too
-	testkit.Must(t, err)
-	l, err := net.FileListener(last)
-	testkit.Must(t, errors.Join(err, last.Close()))
-	_, stop := serveOn(t, l, runtime.Endpoint())
+	_, stop := serve() // clients that still wait are answered too
 	defer stop()
 	if err := callers.Wait(); err != nil {
 		t.Errorf("of %d calls one failed: %v; want none", answered.Load(), err)

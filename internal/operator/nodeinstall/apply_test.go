@@ -531,6 +531,11 @@ func TestTakenBack(t *testing.T) {
 						!strings.Contains(s.Message, "journalctl -u pullgate-install") {
 						h.Errorf("Apply = %+v, %v; want it taken back in stage %s with %q", s, err, tc.stage, tc.want)
 					}
+					next := "start another attempt once the cause is removed"
+					if h.itself { // somebody typed a command
+						next = "run the command again once the cause is removed"
+					}
+					testkit.Equal(h, "hint", program.HintOf(err), next)
 					h.kubeletFails = false
 					h.wantWell(was, nodeinstall.Shadow)
 					if diff := cmp.Diff(before, h.snapshot()); diff != "" {
