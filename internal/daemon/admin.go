@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	adminStopLimit = endLimit / 2    // how long calls of the admin API in progress may take when the daemon stops
+	adminStopLimit = time.Second     // how long calls of the admin API in progress may take when the daemon stops
 	versionLimit   = 2 * time.Second // bounds the call that asks the runtime for its version
 )
 

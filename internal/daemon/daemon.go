@@ -35,12 +35,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Limits of a stop (docs/design/0016): for the calls of the CRI, and then for everything else. Nobody accepts connections
-// of the kubelet meanwhile, until the next process does.
-const (
-	drainLimit = 10 * time.Second
-	endLimit   = time.Second
-)
+// drainLimit is how long unary calls in progress may take when the daemon stops (docs/design/0016).
+const drainLimit = 10 * time.Second
 
 // reconcileEvery is how often pullgated itself lists the sandboxes: it does not see every list of a kubelet.
 const reconcileEvery = time.Minute
@@ -65,9 +61,8 @@ type Options struct {
 	Ready                      func() // called once when clients can connect to the socket; nil is allowed
 }
 
-// Run runs the daemon until ctx ends and everything that it started has ended, apart from what does not end within a
-// second: the process is to exit then. An error is a program.HintError if an operator can act on it. The config package
-// must have validated the configuration.
+// Run runs the daemon until ctx ends and everything that it started has ended. An error is a program.HintError if an
+// operator can act on it. The config package must have validated the configuration.
 func Run(ctx context.Context, o Options) (err error) {
 	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
 	m.ConfigRead(true, time.Now())
@@ -271,21 +266,12 @@ func serve(ctx context.Context, o Options, p parts) error {
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
 		defer cancel()
 		p.server.Shutdown(drain)
+		p.gate.Wait()
 		return nil
 	})
 	err := front.Wait()
-	rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), endLimit)
-	defer cancel()
-	p.gate.Wait(rest)
 	stop()
-	ended := make(chan error, 1)
-	go func() { ended <- back.Wait() }()
-	select {
-	case backErr := <-ended:
-		err = errors.Join(err, backErr)
-	case <-rest.Done():
-		o.Log.Info("Parts of pullgated have not ended and end with the process", "limit", endLimit)
-	}
+	err = errors.Join(err, back.Wait())
 	handOver(o, p.tracker)
 	o.Log.Info("Stopped")
 	return err

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -300,33 +299,6 @@ func TestStopDrainsAPullThatIsUnderWay(t *testing.T) {
 	}
 	if got := p.metric("pullgate_pull_intents"); got != 0 {
 		t.Errorf("%v intents after the restart; want none", got)
-	}
-}
-
-// A kubelet waits for 5 s for the next process. Connections that send nothing, to whatever socket, leave time for that,
-// and grants are handed over.
-func TestSilentConnectionsDoNotDelayAStop(t *testing.T) {
-	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
-	p.start()
-	for address, network := range map[string]string{
-		p.path("run/cri.sock"): "unix", p.path("run/admin.sock"): "unix", p.metrics: "tcp",
-	} {
-		conn := testkit.Value((&net.Dialer{}).DialContext(t.Context(), network, address))(t)
-		defer func() { _ = conn.Close() }()
-		if network == "tcp" { // this server waits for its client
-			continue
-		}
-		if _, err := conn.Read(make([]byte, 1)); err != nil { // it was accepted
-			t.Fatal(err)
-		}
-	}
-	began := time.Now()
-	p.stop()
-	if took := time.Since(began); took > 4*time.Second {
-		t.Errorf("the stop took %v; want two seconds at most, and some for a busy machine", took)
-	}
-	if _, err := os.Stat(p.path("state/grants.json")); err != nil {
-		t.Error(err)
 	}
 }
 

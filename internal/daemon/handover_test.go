@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/records/offline"
@@ -64,6 +65,32 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 	testkit.Must(t, os.WriteFile(p.path("state/grants.json"), handed, 0o600))
 	p.start()
 	sees("with stale grants", "")
+}
+
+// A kubelet waits for 5 s for the next process. Connections that send nothing, to whatever socket, leave time for that,
+// and the grants are handed over.
+func TestSilentConnectionsDoNotDelayAStop(t *testing.T) {
+	p, k, alice := stoppedAfterAPull(t)
+	p.start()
+	for address, network := range map[string]string{
+		p.path("run/cri.sock"): "unix", p.path("run/admin.sock"): "unix", p.metrics: "tcp",
+	} {
+		conn := testkit.Value((&net.Dialer{}).DialContext(t.Context(), network, address))(t)
+		defer func() { _ = conn.Close() }()
+		if network == "tcp" { // this server waits for its client
+			continue
+		}
+		if _, err := conn.Read(make([]byte, 1)); err != nil { // it was accepted
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	p.stop()
+	if took := time.Since(began); took > 4800*time.Millisecond {
+		t.Errorf("the stop took %v; want two seconds, and some for a busy machine", took)
+	}
+	p.start()
+	prechecked(t, k, "pre-check after that", alice, app, id1)
 }
 
 // A failed start, whatever is invalid in the configuration, leaves the grants for the next start.

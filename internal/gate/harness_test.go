@@ -194,7 +194,7 @@ func (p *proxy) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	p.server.Shutdown(ctx)
-	p.gate.Wait(ctx)
+	p.gate.Wait()
 	p.cancel()
 	p.wg.Wait()
 	p.must(errors.Join(p.up.Close(), p.store.Close()))

@@ -268,7 +268,7 @@ func (w *modelWorld) stop() []byte {
 	w.process.wg.Wait()
 	close(w.conn.broken)
 	w.settle()
-	w.gate.Wait(context.Background())
+	w.gate.Wait()
 	data, err := w.tracker.HandOver()
 	w.must(errors.Join(err, w.store.Close(), w.up.Close()))
 	return data

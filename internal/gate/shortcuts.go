@@ -100,16 +100,8 @@ func (g *Gate) readLater(n *candidate, id string, bytes int, readBack func() err
 	return true
 }
 
-// Wait waits for work that continues after the answer to a call, or until ctx ends: a container that was not read back
-// then is read back at its start, by the next process. The caller calls it when no call is served any more.
-func (g *Gate) Wait(ctx context.Context) {
-	ended := make(chan struct{})
-	go func() { defer close(ended); g.later.Wait() }()
-	select {
-	case <-ended:
-	case <-ctx.Done():
-	}
-}
+// Wait waits for work that continues after the answer to a call. The caller calls it when no call is served any more.
+func (g *Gate) Wait() { g.later.Wait() }
 
 // maybeReading waits for the read-back of a container, if there is one, and reports whether it may be started.
 func (g *Gate) maybeReading(ctx context.Context, id string) (cleared bool, err error) {

@@ -159,7 +159,7 @@ func TestContainerThatIsRemovedBeforeTheReadBackChangesNothing(t *testing.T) {
 	id := testkit.Value(p.Create(t.Context(), alice, id1, app))(p.t)
 	p.behindRemoved(id)
 	close(removed)
-	p.gate.Wait(t.Context())
+	p.gate.Wait()
 	p.fails("", nil)
 	listed := p.runtime.Calls("ListImages")
 	p.must(p.createAndStart(alice, id1, app))

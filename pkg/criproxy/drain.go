@@ -224,7 +224,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastCalls)
 	defer cancel()
 	if err := s.listener.Swap(nil).Pause(ctx); err != nil {
-		s.log.Info("Connections were closed before their HTTP/2 handshake was done; clients will reconnect", "err", err)
+		s.log.Info("Connections may end before their HTTP/2 handshake is done; their clients will reconnect", "err", err)
 	}
 	drained := make(chan struct{})
 	go func() {

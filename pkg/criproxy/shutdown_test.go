@@ -183,6 +183,7 @@ func callThrough(t *testing.T, endpoint string, connects bool) (end func() error
 	calls.Go(func() error {
 		defer first()
 		return until(over, func() error {
+			time.Sleep(5 * time.Millisecond)
 			if connects {
 				conn = dialAsKubelet(t, endpoint)
 				defer func() { _ = conn.Close() }()

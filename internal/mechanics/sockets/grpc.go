@@ -94,7 +94,8 @@ func RootOrSelf(program, api string) tap.ServerInHandle {
 }
 
 // DrainGRPC stops a server, which must have grpc.WaitForHandlers. New calls are not accepted; those in progress may
-// continue until ctx ends, and are then canceled. It returns when all calls have ended.
+// continue until ctx ends, and are then canceled. It returns when all calls have ended, and the handshakes of all
+// connections, which only the server's ConnectionTimeout bounds.
 func DrainGRPC(ctx context.Context, s *grpc.Server) {
 	defer context.AfterFunc(ctx, s.Stop)()
 	s.GracefulStop()

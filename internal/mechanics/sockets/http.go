@@ -171,7 +171,7 @@ const (
 	statusWriteLimit  = 30 * time.Second // for an answer of some hundred series
 	statusIdleLimit   = time.Minute      // between two requests; longer than most scrape intervals
 	statusConnections = 32
-	statusStopLimit   = 2 * time.Second
+	statusStopLimit   = time.Second
 )
 
 // ListenTCP listens on the address of a field of the configuration, on none if it is "".

@@ -41,6 +41,8 @@ const (
 	verifyLimit = 10 * time.Minute
 	// signaturesLimit is the limit for VerifyImage, which waits for registries.
 	signaturesLimit = 90 * time.Second
+	// handshakeLimit is for connections that send nothing. grpc's stop waits for them, whatever else its limit is.
+	handshakeLimit = 2 * time.Second
 )
 
 // A Runtime lists the images on the node.
@@ -137,6 +139,7 @@ func New(c Config) *Server {
 	s.grpc = grpc.NewServer(grpc.Creds(sockets.PeerCredentials{}),
 		grpc.InTapHandle(sockets.RootOrSelf("pullgated", "admin API")), grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.WaitForHandlers(true),
+		grpc.ConnectionTimeout(handshakeLimit),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream))
