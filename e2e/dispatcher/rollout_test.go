@@ -219,7 +219,9 @@ metadata: {name: %[1]s}
 spec:
   matchConstraints:
     resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
-  validations: [{expression: "object.spec.nodeName != '%[2]s'", message: "no pods for %[2]s"}]
+  validations:
+  - expression: "!has(object.spec.nodeName) || object.spec.nodeName != '%[2]s'"
+    message: "no pods for %[2]s"
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
