@@ -28,9 +28,9 @@ func (c *callGroup) Begin() (end func()) {
 	return c.current.Done
 }
 
-// Settle returns when every call in flight is young: less than 20 ms old at first, and less than 500 ms after 2 s. Calls
-// that begin meanwhile prolong it only if they get older. It returns before that when no more than spare is left of ctx;
-// without a deadline, steady calls that take long keep it for ever.
+// Settle returns when every call in flight is young: less than 20 ms old at first, and less than 500 ms after 2 s.
+// Calls that begin meanwhile prolong it only if they get older. It returns before that when no more than spare is left
+// of ctx; without a deadline, steady calls that take long keep it for ever.
 func (c *callGroup) Settle(ctx context.Context, spare time.Duration) {
 	if deadline, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -116,8 +116,8 @@ func (l *drainListener) accept() (net.Conn, error) {
 }
 
 // Pause stops accepting, and waits until the handshakes of accepted connections are done. Connections on which that
-// takes longer than greeting, or than ctx, are closed: grpc's stop waits for them before it says good-bye to the others.
-// It is called once. A nil listener has nothing to wait for.
+// takes longer than greeting, or than ctx, are closed, because grpc's stop waits for them before it says good-bye to
+// the others. It is called once. A nil listener has nothing to wait for.
 func (l *drainListener) Pause(ctx context.Context) error {
 	if l == nil {
 		return nil

@@ -172,8 +172,8 @@ func shutdown(t *testing.T, server *criproxy.Server, limit time.Duration) time.D
 	return time.Since(began)
 }
 
-// callThrough calls Version again and again as a kubelet does, on one connection or with one for each call, until end is
-// called, which returns the first error. It has an answer when it returns.
+// callThrough calls Version again and again as a kubelet does, on one connection or with one for each call, until end
+// is called, which returns the first error. It has an answer when it returns.
 func callThrough(t *testing.T, endpoint string, connects bool) (end func() error) {
 	t.Helper()
 	over, answered := make(chan struct{}), make(chan struct{})
