@@ -55,7 +55,7 @@ func TestPodsAreBoundedAndEnd(t *testing.T) {
 	s.refuse("victim", name, "id")
 	s.hide("victim", name, false)
 	s.clear("container", createdContainer{uid: "victim"})
-	for i := range 2 * maxPods {
+	for i := range maxPods/2 + 50 {
 		s.hide(fmt.Sprint("seen", i), name, false)
 		s.once(fmt.Sprint("uid", i), "kind", "fact")
 	}

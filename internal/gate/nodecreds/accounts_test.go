@@ -174,12 +174,12 @@ func TestReportsAboutAccountsAreBoundedForEachNamespace(t *testing.T) {
 		quiet := nodecreds.Account{Namespace: "quiet", Name: "app", UID: "q"}
 		n.creds.AddBound(quiet, []string{"repo.test"}, n.id("quiet"), time.Now().Add(time.Second))
 		n.add([]string{"repo.test"}, n.id("node"), time.Now().Add(time.Second))
-		for i := range 5000 {
+		for i := range 2500 {
 			n.creds.AddBound(named("app", "u1"), []string{"repo.test"}, n.id(fmt.Sprint(i)),
 				time.Now().Add(time.Hour+time.Duration(i)*time.Second))
 		}
 		kept := 0
-		for i := range 5000 {
+		for i := range 2500 {
 			if n.accounts(app, fmt.Sprint(i)) != "" {
 				kept++
 			}
@@ -190,7 +190,7 @@ func TestReportsAboutAccountsAreBoundedForEachNamespace(t *testing.T) {
 		late := nodecreds.Account{Namespace: "late", Name: "app", UID: "l"}
 		n.creds.AddBound(late, []string{"repo.test"}, n.id("late"), time.Now().Add(time.Minute))
 		n.wantAccounts(app, "late", "late/serviceaccount/app l")
-		n.wantAccounts(app, "4999", "team-a/serviceaccount/app u1")
+		n.wantAccounts(app, "2499", "team-a/serviceaccount/app u1")
 		n.wantAccounts(app, "quiet", "quiet/serviceaccount/app q")
 		n.want(app, "node", true)
 	})

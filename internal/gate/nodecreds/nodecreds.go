@@ -228,7 +228,7 @@ func (c *Credentials) holdLocked(now time.Time, id credential.ID, until time.Tim
 	if old.until.After(until) {
 		h.until = old.until
 	}
-	if h.reported && !old.reported {
+	if h.reported && !old.reported && len(c.held) >= maxHeld { // else there is room, and nothing to count
 		all := 0
 		for _, h := range c.held {
 			if h.reported {
