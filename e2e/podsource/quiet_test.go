@@ -76,16 +76,11 @@ func TestQuietSource(t *testing.T) {
 	})
 	testkit.Equal(t, "requests of the other node", strings.Join(w.requests(name), "\n"), strings.Join(want, "\n"))
 	testkit.Equal(t, "requests of the quiet node", strings.Join(w.requests(quiet.name), "\n"), strings.Join(reads, "\n"))
-	with, without := median(resident[loud]), median(resident[quiet])
+	with, without := testkit.Median(resident[loud]), testkit.Median(resident[quiet])
 	t.Logf("resident in the median: %d KiB, and %d KiB without condition, report and Events", with>>10, without>>10)
 	if with-without > moreMemory {
 		t.Errorf("condition, report and Events take %d KiB more; want %d at most", (with-without)>>10, moreMemory>>10)
 	}
-}
-
-func median(all []int) int {
-	slices.Sort(all)
-	return all[len(all)/2]
 }
 
 func (m *member) metric(name string, labels ...string) float64 {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
@@ -133,6 +134,7 @@ func (c *crowd) others(waiting int) (longest time.Duration) {
 func (c *crowd) compare(alone, beside []time.Duration, waiting int) {
 	c.t.Helper()
 	longest := slices.Max(beside)
+	median := func(all []time.Duration) time.Duration { return testkit.Median(all).Round(time.Microsecond) }
 	c.t.Logf("%d calls beside %d that wait: median %v, longest %v; on another connection to the runtime %v and %v",
 		len(beside), waiting, median(beside), longest, median(alone), slices.Max(alone))
 	if most := max(longestAlone, 3*slices.Max(alone), 3*c.directly); os.Getenv("PULLGATE_STARVATION") != "" &&
@@ -170,11 +172,6 @@ func (c *crowd) other(cc *grpc.ClientConn, method string) time.Duration {
 		c.t.Errorf("another call, %s: %v", method, err)
 	}
 	return time.Since(began)
-}
-
-func median(all []time.Duration) time.Duration {
-	slices.Sort(all)
-	return all[len(all)/2].Round(time.Microsecond)
 }
 
 // crowdSize is how many calls wait: more than some limit of 1,024, and 10,000 with PULLGATE_STARVATION set.
