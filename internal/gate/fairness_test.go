@@ -130,7 +130,7 @@ func TestHiddenPrechecksArePerPod(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
 	p.outage()
 	names := []string{app}
-	for i := range 100 {
+	for i := range 300 {
 		names = append(names, fmt.Sprintf("repo.test/team/app:t%d", i))
 	}
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: names})

@@ -235,7 +235,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	select {
 	case <-drained:
 	case <-ctx.Done():
-		s.log.Info("Cancelling the calls that have not ended, others wait for the next process", "after", lastCalls)
+		s.log.Info("Cancelling the calls that have not ended: new connections wait for the next process", "after", lastCalls)
 		s.grpc.Stop()
 		<-drained
 	}
