@@ -370,17 +370,20 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome) {
 func (g *Gate) serveLocalImage(
 	ctx context.Context, p *pullCall, out outcome, err error,
 ) (v tracker.Verdict, ok bool) {
-	unasked := !fromMirror(err)
-	switch {
-	case p.present.ID == "" || ctx.Err() != nil:
-		return v, false
-	case p.revalidation && out.registryDown():
-		v = g.judgePull(ctx, p, unasked)
-		return v, p.answered(v)
-	case p.exact || !p.hidden:
+	down, unasked := out.registryDown(), !fromMirror(err)
+	revalidates, mayNotHaveTo := p.revalidation && down, !p.exact && p.hidden
+	if p.present.ID == "" || ctx.Err() != nil || !revalidates && !mayNotHaveTo {
 		return v, false
 	}
-	if g.c.OutageFallback && out.registryDown() {
+	// The name may have lost its image, or have got another one, during the pull.
+	if g.readPresent(ctx, p); p.present.ID == "" {
+		return v, false
+	}
+	if revalidates {
+		v = g.judgePull(ctx, p, unasked)
+		return v, p.answered(v)
+	}
+	if down && g.c.OutageFallback {
 		v = g.judgePull(ctx, p, unasked)
 		return v, p.answers(v)
 	}

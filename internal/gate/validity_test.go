@@ -1,6 +1,7 @@
 package gate_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -28,9 +29,15 @@ const (
 func (p *proxy) ages(age time.Duration) {
 	p.t.Helper()
 	p.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
+	p.proved(id1, "good", age)
+}
+
+// proved writes a proof of an image of the repository of app.
+func (p *proxy) proved(id, password string, age time.Duration) {
+	p.t.Helper()
 	p.must(p.store.Prove(records.Intent{}, records.Result{
-		Pair:       records.Pair{ImageID: id1, Repository: "repo.test/team/app"},
-		Credential: p.key.ID(tenant("good")), At: time.Now().Add(-age),
+		Pair:       records.Pair{ImageID: id, Repository: "repo.test/team/app"},
+		Credential: p.key.ID(tenant(password)), At: time.Now().Add(-age),
 	}))
 }
 
@@ -188,6 +195,34 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 		"recheck unavailable IfNotPresent": 4, "recheck denied IfNotPresent": 1, "recheck verified IfNotPresent": 1,
 		"refused ImageStatus": 7,
 	})
+}
+
+// The image that answers a failed pull is the one that the name has then, not the one that it had before the pull.
+func TestPullThatFailedIsAnsweredWithWhatIsOnTheNodeNow(t *testing.T) {
+	for name, tc := range map[string]struct {
+		during []criproxytest.Image // on the node when the runtime has failed to reach the registry
+		want   string
+	}{
+		"unchanged":       {[]criproxytest.Image{img(id1, app)}, id1},
+		"removed":         {nil, ""},
+		"of another name": {[]criproxytest.Image{img(id1, "repo.test/other:1")}, ""},
+		"another image":   {[]criproxytest.Image{img(id1, "repo.test/other:1"), img(id2, app)}, ""},
+	} {
+		for _, c := range []gate.Config{exact(), {OutageFallback: true, AlwaysPrecheck: gate.AlwaysSent}} {
+			t.Run(fmt.Sprintf("%s/always pre-checked %v", name, c.AlwaysPrecheck), func(t *testing.T) {
+				p, _ := newProxyOfAlice(t, tracker.Options{}, c)
+				p.ages(graced)
+				p.proved(id2, "of another", young)
+				p.registryFails(away)
+				p.beforeAnswer("PullImage", func() { p.runtime.SetImages(tc.during...) })
+				x := p.Pod("alice")
+				p.wantPrecheck(x, app, "", "pre-check (the proof has expired)")
+				if id, err := p.Pull(t.Context(), x, app, "good"); id != tc.want || (err == nil) != (tc.want != "") {
+					t.Errorf("pull = %q, %v; want %q", id, err, tc.want)
+				}
+			})
+		}
+	}
 }
 
 // A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its
