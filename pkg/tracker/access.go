@@ -52,21 +52,25 @@ func (t *Tracker) mayBeShared(repository, namespace string) bool {
 	return a != nil && (*a).MayGrant(repository, namespace) || t.withdrawn != nil && t.withdrawn(repository)
 }
 
-// imageMayBeShared is mayBeShared for any repository that the image has, or has had: its names can have moved since.
-func (t *Tracker) imageMayBeShared(img Image, namespace string) (bool, error) {
+// imageMayBeShared is mayBeShared for any repository that the image has, or has had since a container was created on
+// it: its names can have moved. Records go with their image, so one without an older record may have left and come back
+// since, and the names that it had before are not known.
+func (t *Tracker) imageMayBeShared(img Image, namespace string, created time.Time) (bool, error) {
 	if t.access.Load() == nil && t.withdrawn == nil {
 		return false, nil // spares a look at the whole store
 	}
-	repositories := img.Repositories()
+	repositories, stayed := img.Repositories(), false
 	known, err := t.store.Images()
 	for _, i := range known {
 		if i.ImageID == img.ID {
 			for _, r := range i.Records {
 				repositories = append(repositories, r.Pair.Repository)
+				stayed = stayed || r.Created.Before(created)
 			}
 		}
 	}
-	return slices.ContainsFunc(repositories, func(r string) bool { return t.mayBeShared(r, namespace) }), err
+	shared := func(r string) bool { return t.mayBeShared(r, namespace) }
+	return !stayed || slices.ContainsFunc(repositories, shared), err
 }
 
 func (t *Tracker) noteEnded(ended func(repository string) bool) error {

@@ -120,7 +120,7 @@ func (t *Tracker) restorable(
 	case name.Empty() && !created.After(last):
 		return nil, errRevokedSince
 	case name.Empty():
-		if shared, err := t.imageMayBeShared(img, namespace); err != nil || shared {
+		if shared, err := t.imageMayBeShared(img, namespace, created); err != nil || shared {
 			return nil, cmp.Or(err, errByFile) // which of the repositories the pod has used is not known
 		}
 	}
