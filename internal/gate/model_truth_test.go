@@ -36,6 +36,7 @@ type modelProof struct {
 type reason struct {
 	kind  reasonKind
 	proof *modelProof
+	mark  pair // that is preloaded
 }
 
 type reasonKind string
@@ -151,7 +152,7 @@ func (t *truth) why(q question) (all []reason) {
 		all = append(all, reason{kind: byAllowlist})
 	}
 	if t.mode == policy.ModeNeverVerifyPreloadedImages && t.imported[q.pair] {
-		all = append(all, reason{kind: byMark})
+		all = append(all, reason{kind: byMark, mark: q.pair})
 	}
 	if t.open[q.pair] {
 		all = append(all, reason{kind: byOpen})
@@ -354,7 +355,7 @@ func (t *truth) departed(c content) {
 func (t *truth) forgotten(which func(pair) bool) {
 	maps.DeleteFunc(t.imported, func(p pair, _ bool) bool { return which(p) })
 	maps.DeleteFunc(t.again, func(p pair, _ int) bool { return which(p) })
-	t.endGrants(which, func(r reason) bool { return r.kind == byMark })
+	t.endGrants(func(pair) bool { return true }, func(r reason) bool { return r.kind == byMark && which(r.mark) })
 }
 
 func (t *truth) endGrants(which func(pair) bool, by func(reason) bool) {

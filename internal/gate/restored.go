@@ -49,6 +49,7 @@ func (g *Gate) refusedRestore(u *use, imageID string) *decisionlog.Decision {
 // restorePod judges each container as createContainer does. It removes the whole sandbox if a restored one is denied.
 func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi.RestorePodRequest) ([]byte, error) {
 	g.ready(ctx)
+	since := g.c.Tracker.Revocations()
 	own, who := g.newCall(ctx, "RestorePod"), identify(req.GetConfig())
 	pod := g.candidate(ctx, own, who, req.GetConfig(), nil)
 	if !g.mayUseRestored(who) {
@@ -95,7 +96,11 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 			n.undescribed = true
 		}
 		n.restored = true
-		if _, err := g.readBack(ctx, n, restored.GetContainerId()); err != nil {
+		_, err := g.readBack(ctx, n, restored.GetContainerId())
+		if err == nil && described && g.c.Tracker.Revocations() != since {
+			err = g.run(ctx, n.again(), g.mayUseImage, g.mayMountImages) // see created
+		}
+		if err != nil {
 			removed := g.c.Runtime.removeSandbox(ctx, resp.GetPodSandboxId())
 			if removed != nil {
 				g.c.Log.Error(removed, "Failed to remove a restored pod: its containers are denied at StartContainer")

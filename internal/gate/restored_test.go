@@ -122,6 +122,23 @@ func TestRestoredContainerIsAllowedByExemptionShadowModeAndAllowRestores(t *test
 	}
 }
 
+// What allowed a restored pod may be revoked before the runtime creates its containers, which a restart could not detect.
+func TestRevocationDuringARestoreIsSeen(t *testing.T) {
+	for _, repository := range []string{"repo.test/other", "repo.test/team/app"} {
+		p, alice := newProxyOfAlice(t, tracker.Options{}, restoring())
+		p.beforeAnswer("RestorePod", func() {
+			p.done(p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: repository}}))
+		})
+		_, err := p.restorePod(alice, container(id1, app))
+		if repository != "repo.test/team/app" {
+			p.wantCode(err, codes.OK, "restore during a revocation of another repository")
+			continue
+		}
+		p.wantCode(err, codes.PermissionDenied, "restore during a revocation")
+		p.wantNoContainers("the restored one removed")
+	}
+}
+
 func TestAllowRestoresTakesEffectWithoutARestart(t *testing.T) {
 	p, mallory := aliceAndMallory(t, tracker.Options{}, restoring(), criproxytest.Image{Restores: id1, Claims: id2})
 	p.gate.SetAllowRestores(false)

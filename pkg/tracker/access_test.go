@@ -2,6 +2,7 @@ package tracker_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -438,33 +439,39 @@ func TestCheckIDWithAFence(t *testing.T) {
 	}
 }
 
-// An older version restored grants of pods that used an image by a file, and hands them over.
+// An older version restored grants of pods that used an image by a file, and hands them over. Without a name, they are
+// for every repository of the image.
 func TestGrantsOfFilesAreNotTakenOver(t *testing.T) {
+	const private = "repo.test/other:1"
 	for name, tc := range map[string]struct {
 		now  tracker.Access
 		gone func(string) bool
-		want int
+		want [2]int // with and without a name
 	}{
-		"no file":                {nil, nil, 2},
-		"a file is in force":     {files{share: "team-b"}, nil, 1},
-		"a file was removed":     {nil, ended, 1},
-		"a file of other images": {files{share: "team-b"}, func(string) bool { return false }, 1},
+		"no file":                {nil, nil, [2]int{3, 4}},
+		"a file is in force":     {files{share: "team-b"}, nil, [2]int{2, 2}},
+		"a file was removed":     {nil, ended, [2]int{2, 2}},
+		"a file of other images": {files{share: "team-b"}, func(string) bool { return false }, [2]int{2, 2}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, tracker.Options{})
-				w.pulled(pod("a"), app+":1", id1, "good")
-				time.Sleep(time.Second)
-				w.Restore(b, imageref.New(app+":1"), image(id1, app+":1"), time.Now())
-				time.Sleep(time.Second)
-				data := testkit.Value(w.HandOver())(t)
-				w.restart()
-				testkit.Must(t, w.SetAccess(tc.now, tc.gone))
-				if n, err := w.TakeOver(data); n != tc.want || err != nil || w.Grants() != tc.want {
-					t.Errorf("TakeOver = %d, %v with %d grants; want %d", n, err, w.Grants(), tc.want)
-				}
+		for i, of := range []string{app + ":1", ""} {
+			t.Run(fmt.Sprintf("%s, name %q", name, of), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, tracker.Options{})
+					w.pulled(pod("a"), app+":1", id1, "good")
+					w.pulled(pod("a"), private, id1, "good")
+					time.Sleep(time.Second)
+					w.Restore(b, imageref.New(of), image(id1, app+":1", private), time.Now())
+					time.Sleep(time.Second)
+					data := testkit.Value(w.HandOver())(t)
+					w.restart()
+					testkit.Must(t, w.SetAccess(tc.now, tc.gone))
+					want := tc.want[i]
+					if n, err := w.TakeOver(data); n != want || err != nil || w.Grants() != want {
+						t.Errorf("TakeOver = %d, %v with %d grants; want %d", n, err, w.Grants(), want)
+					}
+				})
 			})
-		})
+		}
 	}
 }
 

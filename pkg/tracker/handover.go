@@ -78,7 +78,14 @@ func (t *Tracker) mayBeOfFile(g *handedGrant) bool {
 	if g.Created.IsZero() {
 		return false
 	}
+	last, err := t.store.LastRevoked()
+	if err != nil {
+		return true
+	}
+	if g.Unnamed { // it may have used another repository of the image
+		shared, err := t.imageMayBeShared(Image{ID: g.ImageID}, "", g.Created)
+		return err != nil || shared || !g.Created.After(last)
+	}
 	f, err := t.store.Lookup(g.Pair)
-	last, failed := t.store.LastRevoked()
-	return err != nil || failed != nil || revokedSince(f.Record, g.Created, last) || t.mayBeShared(g.Repository, "")
+	return err != nil || revokedSince(f.Record, g.Created, last) || t.mayBeShared(g.Repository, "")
 }

@@ -38,12 +38,13 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	if err != nil {
 		return Forgotten{}, unwritten(err)
 	}
-	unmarked := map[records.Pair]bool{}
+	unmarked, image := map[records.Pair]bool{}, map[string]bool{}
 	for _, m := range gone.Marks {
-		unmarked[m.Pair] = true
+		unmarked[m.Pair], image[m.Pair.ImageID] = true, true
 	}
 	f := Forgotten{Forgotten: gone, Grants: t.endGrants(dryRun, nil, func(p records.Pair, g grant) bool {
-		return unmarked[p] && (g.Reason == policy.Preloaded || g.Reason == policy.Granted)
+		return g.Unnamed && image[p.ImageID] || // perhaps by the mark under another repository
+			unmarked[p] && (g.Reason == policy.Preloaded || g.Reason == policy.Granted)
 	})}
 	if !dryRun {
 		t.log.Info("Preloaded marks forgotten", "imageID", of.ImageID, "repository", of.Repository, "all", of.All, "marks",

@@ -72,6 +72,23 @@ func TestForgettingEndsOnlyGrantsThatDependOnMarks(t *testing.T) {
 	w.want(w.check(pod("new"), app+":1", img, "alice"), policy.Allow, policy.Proved)
 }
 
+// If the runtime does not report the name, a restored grant for another repository may be based on the mark.
+func TestForgettingEndsRestoredGrantsWithoutAName(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	w.sync()
+	w.pulled(pod("a"), other+":1", id1, "a")
+	img = image(id1, app+":1", other+":1")
+	w.runtime.set(img)
+	w.Restore(pod("b"), imageref.New(""), img, time.Now())
+	w.want(w.check(pod("b"), other+":1", img), policy.Allow, policy.Granted)
+	if got := w.forget(records.Selection{All: true}); len(got.Grants) != 2 {
+		t.Errorf("ForgetMarks = %+v; want both grants of the image", got)
+	}
+	w.want(w.check(pod("b"), other+":1", img), policy.Reverify, policy.NotProved)
+}
+
 // A judgement during which the mark is removed leaves no grant that depends on the mark.
 func TestGrantDoesNotOutliveAForgottenMarkThatRacesWithIt(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})

@@ -21,13 +21,14 @@ func (r *Rules) open(record *records.Record, p Pod) bool {
 }
 
 // counts reports whether a grant counts now. One that may come from credentials of the node does not count for other
-// pods, until the record is open to them too. Where a grant was restored, what it came from is not known.
+// pods, until the record is open to them too. Where a grant was restored, what it came from is not known; without a name
+// it may have come from another repository of the image.
 func (r *Rules) counts(g grant, p Pod, record *records.Record) bool {
 	switch g.Reason {
 	case policy.Open:
 		return !r.reserves(p) || record != nil && record.ForEveryPod()
 	case policy.Granted:
-		return record == nil || !record.Open || r.open(record, p)
+		return !(g.Unnamed && r.reserves(p)) && (record == nil || !record.Open || r.open(record, p))
 	default:
 		return true
 	}

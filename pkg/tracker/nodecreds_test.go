@@ -152,6 +152,25 @@ func TestRestoredGrantMayBeByNodeCredentials(t *testing.T) {
 	w.want(w.using(c), policy.Allow, policy.Granted)
 }
 
+// Without the name of the image, a restored grant for another repository of it may be by a credential of the node.
+func TestRestoredGrantWithoutANameMayBeByNodeCredentials(t *testing.T) {
+	const private = "repo.test/private:1"
+	w := reservedWorld(t, "team-b")
+	w.pulled(b, app+":1", id1, "node")
+	w.pulled(c, private, id1, "own")
+	w.restart()
+	img := image(id1, app+":1", private)
+	for _, p := range []tracker.Pod{b, c} {
+		w.Restore(p, imageref.New(""), img, time.Now())
+	}
+	w.want(w.check(b, private, img), policy.Allow, policy.Granted)
+	w.want(w.check(c, private, img), policy.Reverify, policy.NotProved)
+	w.want(w.check(c, private, img, "own"), policy.Allow, policy.Proved)
+	w.want(w.check(c, private, img), policy.Allow, policy.Granted)
+	w.reserve(nil)
+	w.want(w.check(c, app+":1", img), policy.Allow, policy.Open)
+}
+
 func TestReloadDuringAPullByTheNode(t *testing.T) {
 	w := reservedWorld(t, "team-b", "team-c")
 	pull := w.begin(app + ":1")
