@@ -122,7 +122,8 @@ func TestRestoredContainerIsAllowedByExemptionShadowModeAndAllowRestores(t *test
 	}
 }
 
-// What allowed a restored pod may be revoked before the runtime creates its containers, which a restart could not detect.
+// What allowed a restored pod may be revoked before the runtime creates its containers, which a restart could not
+// detect.
 func TestRevocationDuringARestoreIsSeen(t *testing.T) {
 	for _, repository := range []string{"repo.test/other", "repo.test/team/app"} {
 		p, alice := newProxyOfAlice(t, tracker.Options{}, restoring())

@@ -21,8 +21,8 @@ func (r *Rules) open(record *records.Record, p Pod) bool {
 }
 
 // counts reports whether a grant counts now. One that may come from credentials of the node does not count for other
-// pods, until the record is open to them too. Where a grant was restored, what it came from is not known; without a name
-// it may have come from another repository of the image.
+// pods, until the record is open to them too. What a restored grant came from is not known; without a name it may have
+// come from another repository of the image.
 func (r *Rules) counts(g grant, p Pod, record *records.Record) bool {
 	switch g.Reason {
 	case policy.Open:
