@@ -21,6 +21,8 @@ GOBUILD := go build -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
 # if it runs itself.
 export GOFLAGS := $(sort $(GOFLAGS) -trimpath -gcflags=all=-dwarf=false)
 export CGO_ENABLED := 0
+# A limit that few compilations reach; the others collect no garbage, which would take a twelfth of their time.
+COMPILERS := GOGC=off GOMEMLIMIT=1500MiB
 
 # For which machines programs and packages are built, and where to.
 ARCH ?= $(shell go env GOARCH)
@@ -107,13 +109,13 @@ unit: ## run the short tests; takes seconds
 	go test -short -timeout 5m -exec '$(CURDIR)/.ci/in-memory' ./...
 
 # Programs with the race detector sleep for a second when they end, unless they are told not to, and many tests wait for
-# others. golangci-lint runs go vet. GOGC is for the compilers.
+# others. golangci-lint runs go vet.
 .PHONY: race
 race: ## run all tests of the main module under the race detector
-	CGO_ENABLED=1 GOGC=400 GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 \
+	CGO_ENABLED=1 $(COMPILERS) GORACE=atexit_sleep_ms=20 PULLGATE_MODEL_STEPS=5000 PULLGATE_SCHEDULES=200 \
 		go test -race -vet=off -count=1 -p 3 -parallel 4 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' ./...
-	GOGC=400 go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
-	GOGC=400 go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' \
+	$(COMPILERS) go test -vet=off -count=1 -p 3 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' $(SAMPLED)
+	$(COMPILERS) go test -vet=off -count=1 -p 3 -parallel 4 -timeout 10m -exec '$(CURDIR)/.ci/in-memory' \
 		-run '^($(SAMPLED_TESTS))$$' ./internal/gate ./internal/daemon ./internal/policies/{condition,policyfiles,policyd/verify} \
 		./internal/fleet/dispatcher ./pkg/criproxy
 
@@ -169,7 +171,7 @@ benchmarks: ## run the benchmarks of the packages; BENCH selects
 
 .PHONY: build
 build: ## build the programs into bin/
-	GOGC=400 GOARCH=$(ARCH) $(GOBUILD) -o '$(BIN)/' ./cmd/...
+	$(COMPILERS) GOARCH=$(ARCH) $(GOBUILD) -o '$(BIN)/' ./cmd/...
 
 .PHONY: man
 man: ## write manual pages and shell completion into bin/man and bin/completion
@@ -250,6 +252,7 @@ lint: setup ## check everything that can be checked without running it
 
 .PHONY: golangci
 golangci: ## run golangci-lint over every module
+	$(COMPILERS) go tool -modfile='$(CURDIR)/.ci/tools.mod' -n golangci-lint >/dev/null
 	for m in $(MODULES); do (cd $$m && $(GOLANGCI) run --config '$(CURDIR)/.golangci.yml' ./...); done
 
 .PHONY: checks
