@@ -280,6 +280,9 @@ func (m *model) prune(of records.Pruning, last uint64) {
 		case there:
 			r.Unlisted, r.Gone = false, time.Time{}
 			m.records[p] = r
+		case !absent(p) && p.ImageID == of.Removed && r.Gone.IsZero():
+			r.Created = of.Now
+			m.records[p] = r
 		case !absent(p) || !r.Gone.IsZero():
 		case r.Open || p.ImageID == of.Removed:
 			delete(m.records, p)

@@ -122,6 +122,11 @@ func (t *tx) prune(of Pruning) (done Pruned) {
 				next := r.clone()
 				next.Unlisted, next.Gone = false, time.Time{}
 				t.rewriteRecord(next)
+			case !present && p.ImageID == of.Removed && e.written > of.Before && r.Gone.IsZero():
+				// The image is back, and the other records of its former stay go: this one is of the new stay too.
+				next := r.clone()
+				next.Created = of.Now
+				t.rewriteRecord(next)
 			case present || e.written > of.Before || !r.Gone.IsZero():
 			case t.open(r) || p.ImageID == of.Removed:
 				done.Records = append(done.Records, p)

@@ -267,43 +267,58 @@ func TestNoGrantIsRestoredForARightByAFile(t *testing.T) {
 // Of an image that left and came back, the store does not know by which shared name a container may have used it. A
 // container that shows its name does not depend on that, nor does one that is younger.
 func TestNoGrantIsRestoredWithoutANameForAnImageThatCameBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tracker.Options{})
-		w.access(files{share: "team-b"})
-		w.pulled(pod("a"), app+":1", id1, "good")
-		time.Sleep(time.Second)
-		before := time.Now()
-		time.Sleep(time.Second)
-		w.removedFromStore()
-		w.pulled(pod("a"), "repo.test/other:1", id1, "good")
-		time.Sleep(time.Second)
-		after := time.Now()
-		for _, tc := range []struct {
-			name    string
-			created time.Time // zero for now
-			access  tracker.Access
-			gone    func(string) bool
-			want    int
-		}{
-			{"", before, files{share: "team-b"}, nil, 0},
-			{"repo.test/other:1", before, files{share: "team-b"}, nil, 1},
-			{"", after, files{share: "team-b"}, nil, 1},
-			{"", before, nil, ended, 0}, // the file has ended, and the store has nothing of the name
-			{"", before, nil, nil, 0},   // the next start
-			{"", time.Time{}, nil, nil, 1},
-		} {
-			time.Sleep(time.Second)
-			if tc.created.IsZero() {
-				tc.created = time.Now()
-			}
-			w.restart()
-			testkit.Must(t, w.SetAccess(tc.access, tc.gone))
-			w.Restore(b, imageref.New(tc.name), image(id1, "repo.test/other:1"), tc.created)
-			if got := w.SelectedGrants(func(g tracker.Grant) bool { return g.Pod == "b" }); len(got) != tc.want {
-				t.Errorf("container of %q from %v: grants %v; want %d", tc.name, tc.created, got, tc.want)
-			}
-		}
-	})
+	const private = "repo.test/other:1"
+	for name, comesBack := range map[string]func(*world){
+		"later": func(w *world) {
+			w.removedFromStore(w.store.Written())
+			w.pulled(pod("a"), private, id1, "good")
+		},
+		"while its records are removed": func(w *world) {
+			before := w.store.Written()
+			w.pulled(pod("a"), private, id1, "good")
+			w.removedFromStore(before)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tracker.Options{})
+				w.access(files{share: "team-b"})
+				w.pulled(pod("a"), app+":1", id1, "good")
+				w.pulled(pod("a"), private, id1, "good")
+				time.Sleep(time.Second)
+				before := time.Now()
+				time.Sleep(time.Second)
+				comesBack(w)
+				time.Sleep(time.Second)
+				after := time.Now()
+				for _, tc := range []struct {
+					name    string
+					created time.Time // zero for now
+					access  tracker.Access
+					gone    func(string) bool
+					want    int
+				}{
+					{"", before, files{share: "team-b"}, nil, 0},
+					{private, before, files{share: "team-b"}, nil, 1},
+					{"", after, files{share: "team-b"}, nil, 1},
+					{"", before, nil, ended, 0}, // the file has ended, and the store has nothing of the name
+					{"", before, nil, nil, 0},   // the next start
+					{"", time.Time{}, nil, nil, 1},
+				} {
+					time.Sleep(time.Second)
+					if tc.created.IsZero() {
+						tc.created = time.Now()
+					}
+					w.restart()
+					testkit.Must(t, w.SetAccess(tc.access, tc.gone))
+					w.Restore(b, imageref.New(tc.name), image(id1, private), tc.created)
+					if got := w.SelectedGrants(func(g tracker.Grant) bool { return g.Pod == "b" }); len(got) != tc.want {
+						t.Errorf("container of %q from %v: grants %v; want %d", tc.name, tc.created, got, tc.want)
+					}
+				}
+			})
+		})
+	}
 }
 
 func TestSetAccessWithoutADisk(t *testing.T) {

@@ -165,7 +165,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	for how, remove := range map[string]func(){
 		"directly in the runtime": removed,
 		"through pullgate": func() { // then the record that contains the revocation is deleted
-			w.removedFromStore()
+			w.removedFromStore(w.store.Written())
 		},
 	} {
 		remove()
@@ -180,9 +180,9 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	}
 }
 
-// removedFromStore deletes the record of id1, as after a removal through pullgate.
-func (w *world) removedFromStore() {
-	gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
+// removedFromStore deletes the records of id1 that were written before, as a removal through pullgate does.
+func (w *world) removedFromStore(before uint64) {
+	gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: before, Removed: id1, Now: time.Now()}
 	testkit.Value(w.store.Prune(gone))(w.t)
 }
 
@@ -345,7 +345,7 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 			func(w *world) { w.pulled(pod("alice"), app+":1", id1, "alice") },
 			func(w *world) {
 				w.revokes(records.Revocation{Repository: app})
-				w.removedFromStore()
+				w.removedFromStore(w.store.Written())
 				w.pulled(pod("carol"), app+":1", id1, "carol")
 			},
 		},
