@@ -112,6 +112,13 @@ func makeCgroups(cgroup string) (groups []string, err error) {
 					host.Check(os.WriteFile(filepath.Join(group, file), set, 0o644))
 				}
 			}
+			// By default all that runs in it gets as much of the CPUs as one session of the host.
+			for file, share := range map[string]string{"cpu.shares": "4096", "cpu.weight": "400"} {
+				path := filepath.Join(group, file)
+				if _, err := os.Stat(path); err == nil {
+					host.Check(os.WriteFile(path, []byte(share), 0o644))
+				}
+			}
 		}
 		groups = append(groups, group)
 	}
