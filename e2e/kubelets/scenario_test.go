@@ -45,7 +45,7 @@ const (
 )
 
 // patience is how long a pod may take to get to its expected state.
-const patience = 90 * time.Second
+const patience = 3 * time.Minute
 
 // A scenario is one test on one node. It has images and namespaces of its own.
 type scenario struct {
