@@ -371,8 +371,8 @@ func (g *Gate) serveLocalImage(
 	ctx context.Context, p *pullCall, out outcome, err error,
 ) (v tracker.Verdict, ok bool) {
 	down, unasked := out.registryDown(), !fromMirror(err)
-	revalidates, mayNotHaveTo := p.revalidation && down, !p.exact && p.hidden
-	if p.present.ID == "" || ctx.Err() != nil || !revalidates && !mayNotHaveTo {
+	revalidates, unknown := p.revalidation && down, !p.exact && p.hidden
+	if p.present.ID == "" || ctx.Err() != nil || !revalidates && !unknown {
 		return v, false
 	}
 	// The name may have lost its image, or have got another one, during the pull.
