@@ -123,7 +123,8 @@ func (t *tx) prune(of Pruning) (done Pruned) {
 				next.Unlisted, next.Gone = false, time.Time{}
 				t.rewriteRecord(next)
 			case !present && p.ImageID == of.Removed && e.written > of.Before && r.Gone.IsZero():
-				// The image is back, and the other records of its former stay go: this one is of the new stay too.
+				// A pull has brought the image back meanwhile. This record must not look older than that: the other records
+				// of the image go.
 				next := r.clone()
 				next.Created = of.Now
 				t.rewriteRecord(next)

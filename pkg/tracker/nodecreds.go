@@ -28,7 +28,10 @@ func (r *Rules) counts(g grant, p Pod, record *records.Record) bool {
 	case policy.Open:
 		return !r.reserves(p) || record != nil && record.ForEveryPod()
 	case policy.Granted:
-		return !(g.Unnamed && r.reserves(p)) && (record == nil || !record.Open || r.open(record, p))
+		if g.Unnamed && r.reserves(p) {
+			return false
+		}
+		return record == nil || !record.Open || r.open(record, p)
 	default:
 		return true
 	}
