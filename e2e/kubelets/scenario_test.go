@@ -304,6 +304,7 @@ func stateOf(p *corev1.Pod) (state, text string) {
 			switch {
 			case w.Reason == "", w.Reason == "ContainerCreating", w.Reason == "PodInitializing":
 			case notConnected.MatchString(w.Message): // the kubelet retries
+			case betweenRuns(c):
 			case w.Reason == "ImagePullBackOff": // what comes between two tries
 				return pullFailed, w.Message
 			default:
@@ -312,7 +313,7 @@ func stateOf(p *corev1.Pod) (state, text string) {
 		}
 	}
 	for _, c := range p.Status.ContainerStatuses {
-		if c.State.Running != nil {
+		if c.State.Running != nil || betweenRuns(c) {
 			up++
 		}
 	}
@@ -323,6 +324,13 @@ func stateOf(p *corev1.Pod) (state, text string) {
 		return string(p.Status.Phase), p.Status.Reason + " " + p.Status.Message
 	}
 	return "", ""
+}
+
+// betweenRuns reports whether a container has started and ended by itself, and the kubelet waits before it starts it
+// again. Its first runs may be so short that the API server never has them as running.
+func betweenRuns(c corev1.ContainerStatus) bool {
+	w, ended := c.State.Waiting, c.LastTerminationState.Terminated
+	return w != nil && w.Reason == "CrashLoopBackOff" && ended != nil && ended.Reason == "Error"
 }
 
 func (s *scenario) events(p *corev1.Pod) string {
