@@ -3,6 +3,7 @@ package machine_test
 import (
 	"errors"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -39,6 +40,17 @@ func TestReboot(t *testing.T) {
 	}
 	testkit.Value(m.Run(t.Context(), "dbus-send", "--system", "--print-reply", "--dest=org.freedesktop.systemd1",
 		"/org/freedesktop/systemd1", "org.freedesktop.DBus.Peer.Ping"))(t)
+}
+
+// A machine has none of the timers by which a Debian changes files at midnight, such as those of /var/backups.
+func TestNothingChangesFilesAtMidnight(t *testing.T) {
+	t.Parallel()
+	m := testkit.Value(machine.Start(t.Context(), t.TempDir(), "/pullgate-midnight", nil))(t)
+	host.AtEnd(t, m.Close)
+	timers := testkit.Value(m.Run(t.Context(), "systemctl", "list-units", "--type=timer", "--plain", "--no-legend"))(t)
+	if !strings.HasPrefix(timers, "systemd-tmpfiles-clean.timer ") || strings.Count(timers, "\n") != 1 {
+		t.Errorf("the timers are\n%swant systemd-tmpfiles-clean.timer alone", timers)
+	}
 }
 
 // A machine whose disk is full has the space that was left, and then none.
