@@ -1,8 +1,8 @@
 // Package release builds releases of containerd, of Kubernetes, of cosign, of critest, of Helm and of a webhook from
 // source.
-// What was built stays in the cache folder of the user; tools pins the versions, a folder for each. There, modules below
-// what is tested (golang.org/x, protobuf and the like) have the versions of this repository, so that k8s.io/api and all
-// else above them is compiled once; those that a test may depend on, such as CEL of kube-apiserver, are as released.
+// What was built stays in the cache folder of the user; tools pins the versions, a folder for each. Modules below what
+// is tested, such as golang.org/x and protobuf, have the versions of this repository there, so that k8s.io/api and all
+// else above them is compiled once. What a test may depend on, such as CEL of kube-apiserver, is as released.
 package release
 
 import (
