@@ -35,7 +35,7 @@ func restrictions(s *scenario) {
 	s.restrict(rows, "exempt: {staticPods: false}")
 
 	crashing := s.come(use("privileged", images.app).but(func(p *corev1.Pod) {
-		p.Spec.Containers[0].Command = []string{"/bin/sh", "-c", "sleep 1; exit 7"}
+		p.Spec.Containers[0].Command = []string{"/bin/sh", "-c", endsSoon}
 	}), running)
 	static := s.comeStatic(use("privileged", images.app).but(privileged()), refused)
 	satisfying := s.judge(rows, images.app)

@@ -326,11 +326,14 @@ func stateOf(p *corev1.Pod) (state, text string) {
 	return "", ""
 }
 
-// betweenRuns reports whether a container has started and ended by itself, and the kubelet waits before it starts it
-// again. Its first runs may be so short that the API server never has them as running.
+// endsSoon is the end of the command of a container that the kubelet is to start again and again.
+const endsSoon = "sleep 1; exit 7"
+
+// betweenRuns reports whether a container with endsSoon has ended, and the kubelet waits before it starts it again. Its
+// first runs may be so short that the API server never has them as running.
 func betweenRuns(c corev1.ContainerStatus) bool {
 	w, ended := c.State.Waiting, c.LastTerminationState.Terminated
-	return w != nil && w.Reason == "CrashLoopBackOff" && ended != nil && ended.Reason == "Error"
+	return w != nil && w.Reason == "CrashLoopBackOff" && ended != nil && ended.ExitCode == 7
 }
 
 func (s *scenario) events(p *corev1.Pod) string {

@@ -2,7 +2,7 @@
 // source.
 // What was built stays in the cache folder of the user; tools pins the versions, a folder for each. Modules below what
 // is tested, such as golang.org/x and protobuf, have the versions of this repository there, so that k8s.io/api and all
-// else above them is compiled once. What a test may depend on, such as CEL of kube-apiserver, is as released.
+// else above them is compiled once. CEL, gRPC and the like of Kubernetes, on which tests may depend, are as released.
 package release
 
 import (
