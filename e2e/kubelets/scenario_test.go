@@ -329,6 +329,10 @@ func stateOf(p *corev1.Pod) (state, text string) {
 // endsSoon is the end of the command of a container that the kubelet is to start again and again.
 const endsSoon = "sleep 1; exit 7"
 
+func imageThatEndsSoon() node.Image {
+	return node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; " + endsSoon}}
+}
+
 // betweenRuns reports whether a container with endsSoon has ended, and the kubelet waits before it starts it again. Its
 // first runs may be so short that the API server never has them as running.
 func betweenRuns(c corev1.ContainerStatus) bool {

@@ -10,7 +10,7 @@ import (
 // A container that ends is started again, with a check of its image each time, also while the registry is unavailable.
 func crashLoop(s *scenario) {
 	r := s.registry()
-	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; " + endsSoon}})
+	app := s.push(r, "app:1", imageThatEndsSoon())
 	o := s.keep(runs("A's pod that ends at once", use("a", app, alice), downloads))
 	s.must(r.Down())
 	s.restarted(o, 2)

@@ -141,7 +141,7 @@ func (s *scenario) content(name string, l node.Login, recreate bool) {
 // Shows: 001-37
 func apiServerOutage(s *scenario) {
 	r := s.registry()
-	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; " + endsSoon}})
+	app := s.push(r, "app:1", imageThatEndsSoon())
 	owner := use("a", app, alice)
 	o := s.keep(runs("A's pod that ends at once", owner, downloads))
 	s.must(r.Down())
@@ -176,7 +176,7 @@ func apiServerOutage(s *scenario) {
 // the kubelet runs past pullgated, and the first container that it creates shows that in the node's condition.
 func restartedKubelet(s *scenario) {
 	r := s.registry()
-	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; " + endsSoon}})
+	app := s.push(r, "app:1", imageThatEndsSoon())
 	s.runSteps(runs("A pulls", use("x", app, alice), downloads))
 	o := s.keep(runs("A's pod that ends at once, Never", use("a", app, alice).pulls(never), nothing))
 	s.must(r.Down())
